@@ -14,7 +14,6 @@ import numpy as np
 import numpy.typing as npt
 
 from accumulation_harness.judge.cause import Cause
-from accumulation_harness.system.enums import StrEnum
 
 Vector = npt.NDArray[np.float64]
 Matrix = npt.NDArray[np.float64]
@@ -150,11 +149,7 @@ class Site(NamedTuple):
     through: str = ""  # the package that makes the call for this line; empty where the line itself does
 
 
-class Layer(StrEnum):
-    """Layers that couple samples, and that a run can do without."""
-
-    dropout = "dropout"
-    batch_norm = "batch_norm"
+Layer = Literal["dropout", "batch_norm"]  # layers that couple samples, and that a run can do without
 
 
 class Term(NamedTuple):

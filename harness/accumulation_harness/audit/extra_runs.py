@@ -28,8 +28,8 @@ from accumulation_harness.audit.rules.findings import explain, first_of_each, le
 from accumulation_harness.compare.linear import distance, norm
 from accumulation_harness.judge.cause import Cause
 
-CAUSE_OF: dict[Layer, Cause] = {Layer.dropout: Cause.stochastic_layers, Layer.batch_norm: Cause.batch_statistics}
-NAME_OF: dict[Layer, str] = {Layer.dropout: "dropout", Layer.batch_norm: "batch statistics"}
+CAUSE_OF: dict[Layer, Cause] = {"dropout": Cause.stochastic_layers, "batch_norm": Cause.batch_statistics}
+NAME_OF: dict[Layer, str] = {"dropout": "dropout", "batch_norm": "batch statistics"}
 FURTHER = 4.0  # roundings that a further null moves the weights by, where a distance is at most so many gates
 AMPLIFIED = 1e3  # roundings; a gate above it is one of a run that makes more of them
 LEFT_BEHIND = 100.0  # roundings; what later micro-batches give is no other where it moves by less
@@ -97,7 +97,7 @@ class Judged:
     @property
     def layers(self) -> frozenset[Layer]:
         """The layers of `CAUSE_OF` that the run has called."""
-        seen = ((Layer.dropout, self.run.dropout_calls), (Layer.batch_norm, self.run.norm_calls))
+        seen = (("dropout", self.run.dropout_calls), ("batch_norm", self.run.norm_calls))
         return frozenset(layer for layer, calls in seen if calls)
 
     def learning(self, learn: Callable[[int, StepFacts], Mapping[str, Any]]) -> Judged:
@@ -526,7 +526,7 @@ def _outside(step: StepFacts) -> float:
 
 
 def _coupling(suspect: Layer, with_it: StepFacts, without: StepFacts) -> Finding:
-    drawn = suspect is Layer.dropout and is_handed(with_it.mine)
+    drawn = suspect == "dropout" and is_handed(with_it.mine)
     what, left = "one number for every random draw" if drawn else f"{NAME_OF[suspect]} off", without.raw.distance
     message = f"the gradients differ by {with_it.raw.distance:.2g}; with {what} by {left:.2g}"
     return at(with_it, CAUSE_OF[suspect], "layers", message, distance_without=left, without=what)

@@ -9,7 +9,7 @@ from accumulation_harness.audit.family import Progress
 from accumulation_harness.audit.observe.launched import Launched, answer
 from accumulation_harness.audit.observe.runs import Train
 from accumulation_harness.audit.rank import Rank
-from accumulation_harness.audit.report import Blind, Report, Unseen
+from accumulation_harness.audit.report import Report, Unseen
 from accumulation_harness.audit.request import MAX_STEPS, causes_of, checked
 from accumulation_harness.audit.session import judged
 
@@ -55,4 +55,4 @@ def audit_launched(
         return None
     with Launched(train, reference, rank, replicas) as ranks:
         report = judged(ranks, arms, batch_size, max_steps, permitted, progress)
-        return replace(report, hidden=(*report.hidden, *(Unseen(Blind.ranks, what) for what in ranks.gone)))
+        return replace(report, hidden=(*report.hidden, *(Unseen("ranks", what) for what in ranks.gone)))

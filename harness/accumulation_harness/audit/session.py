@@ -24,7 +24,7 @@ from accumulation_harness.audit.family import Family, Progress, Runs
 from accumulation_harness.audit.observe.handed import OBSERVER, Most
 from accumulation_harness.audit.observe.pooling import disagreement
 from accumulation_harness.audit.observe.runs import Functions, Local, Train, double
-from accumulation_harness.audit.report import ArmResult, Blind, Problem, Report, Unseen
+from accumulation_harness.audit.report import ArmResult, Problem, Report, Unseen
 from accumulation_harness.audit.request import FEW_STEPS, MAX_STEPS, causes_of, checked
 from accumulation_harness.audit.rules.findings import first_of_each
 from accumulation_harness.audit.rules.location import located
@@ -140,7 +140,7 @@ class Session:
         families = [self._understood(self._family({}))]
         if families[0].reference.stopped:
             last = f"what comes after {self.runs.most.steps:.0f} optimizer steps: runs are ended there (max_steps)"
-            self.unseen.append(Unseen(Blind.later_steps, last))
+            self.unseen.append(Unseen("later_steps", last))
         if self.runs.accept_dtype() and not self.problems:
             families.append(self._family({"dtype": double()}))
         for family in families:
@@ -172,7 +172,7 @@ class Session:
             what = (
                 f"N={n} micro-batches have {n} rows each: a division by one of the two numbers instead of the other cannot show"
             )
-            self.unseen.append(Unseen(Blind.equal_factors, what, "take another batch size"))
+            self.unseen.append(Unseen("equal_factors", what, "take another batch size"))
             return
         with suppress(ShapeError):
             compared = _compared(run, family)
@@ -207,7 +207,7 @@ class Session:
                 if not any(terms[place].gradient.any() for terms in alike) and not any(one.findings for one in self.results):
                     which = f"term {place + 1} of {len(given)} of the loss ({name})"
                     what = f"{which} gave no gradient at all at optimizer step {last}: a fault in it cannot show"
-                    self.unseen.append(Unseen(Blind.silent_term, what))
+                    self.unseen.append(Unseen("silent_term", what))
 
     # -- how the function takes its arguments --------------------------------------------------------------------------
 
@@ -284,7 +284,7 @@ class Session:
                 kept.append(run)
             else:
                 what = f"the run with `order_seed=1` cannot be used to measure rounding: {besides}"
-                self.unseen.append(Unseen(Blind.precision, what))
+                self.unseen.append(Unseen("precision", what))
         return kept
 
     def _problem(self, what: str, n: int | None = None) -> None:
@@ -349,7 +349,7 @@ class Session:
             what = (
                 f"N={n}: in {family.arithmetic} the gradients are {worst:.1g} apart, as numbers that the loop rounds to float32"
             )
-            self.unseen.append(Unseen(Blind.precision, f"{what}: smaller differences cannot be seen"))
+            self.unseen.append(Unseen("precision", f"{what}: smaller differences cannot be seen"))
             found = []
         if (unclear := _of_unknown_arithmetic(compared)) is not None and all(f.nameless for f in found):
             apart = f"the gradients are {unclear.raw.distance:.2g} apart at optimizer step {unclear.step}"

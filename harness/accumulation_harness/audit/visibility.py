@@ -10,7 +10,7 @@ from accumulation_harness.audit.compare.held import Apart
 from accumulation_harness.audit.compare.run import steps_of
 from accumulation_harness.audit.compare.sums import emptied_at_last
 from accumulation_harness.audit.evidence import Run, Step
-from accumulation_harness.audit.report import ArmResult, Blind, Unseen
+from accumulation_harness.audit.report import ArmResult, Unseen
 from accumulation_harness.audit.rules.finding import UNEQUAL
 from accumulation_harness.judge.cause import Cause
 
@@ -44,7 +44,7 @@ def hidden(reference: Run, nulls: Sequence[Run], candidates: Mapping[int, Run], 
     )
     if any(_unseen(track.steps[0]) for run in candidates.values() for track in run.tracks if track.steps):
         what = "what each micro-batch gave was not seen (sharded out of sight): wrong weights of micro-batches cannot be named"
-        yield Unseen(Blind.micro_batches, what)
+        yield Unseen("micro_batches", what)
     yield from _split_at_one(reference, steps)
     yield from _clipping(steps)
     yield from _cleared(steps)
@@ -55,30 +55,30 @@ def hidden(reference: Run, nulls: Sequence[Run], candidates: Mapping[int, Run], 
     yield from _coarse(reference)
     if len(steps) < FEWEST_STEPS:
         what = f"only {len(steps)} optimizer steps: stale gradients, schedules and short windows need at least three"
-        yield Unseen(Blind.few_steps, what, "let it take more")
+        yield Unseen("few_steps", what, "let it take more")
     if all(not any(step.options.get("weight_decay", ())) for step in steps):
-        yield Unseen(Blind.weight_decay, "weight decay is 0", "set it to see whether it is applied per micro-batch")
+        yield Unseen("weight_decay", "weight decay is 0", "set it to see whether it is applied per micro-batch")
 
 
 def _handed(reference: Run, nulls: Sequence[Run]) -> Iterator[Unseen]:
     steps = reference.steps
     if any(step.backwards for step in steps):
-        yield Unseen(Blind.handed_over, "arrays were handed over: rows and the optimizer's state were not seen")
+        yield Unseen("handed_over", "arrays were handed over: rows and the optimizer's state were not seen")
     elif not all(map(stands_in, steps)):
         what = "weights and gradients were handed over, and not what each micro-batch gave"
-        yield Unseen(Blind.handed_over, what, "`hand(contribution=...)`")
+        yield Unseen("handed_over", what, "`hand(contribution=...)`")
     else:
         what = "only weights were seen: under Adam, or under a clip, a wrong scale cannot show, under plain SGD it can"
-        yield Unseen(Blind.handed_over, what, "`hand(gradient=...)`")
+        yield Unseen("handed_over", what, "`hand(gradient=...)`")
     if not any(moves([step], usual) for null in nulls for step, usual in zip(null.steps, steps, strict=False)):
         what = "rounding was not measured, but taken from the formats of numbers"
-        yield Unseen(Blind.precision, what, "go on with the weights that `hand` returns")
+        yield Unseen("precision", what, "go on with the weights that `hand` returns")
 
 
 def _coarse(reference: Run) -> Iterator[Unseen]:
     if reference.roundoff > COARSE_ROUNDOFF:
         yield Unseen(
-            Blind.precision,
+            "precision",
             f"arithmetic is rounded to {reference.roundoff:.1e}: smaller differences than the measured floor cannot be seen",
             "give the function a `dtype` parameter to judge the algebra in float64",
         )
@@ -88,7 +88,7 @@ def _parts(runs: Sequence[Run]) -> Iterator[Unseen]:
     for groups in dict.fromkeys(run.parts for run in runs if run.parts):
         listed = " | ".join(", ".join(str(rank) for rank in group) for group in groups)
         yield Unseen(
-            Blind.ranks,
+            "ranks",
             f"ranks {listed} start from different weights and were taken for the parts of one model: of replicas that are not "
             "initialised alike, nothing else would show",
         )
@@ -99,7 +99,7 @@ def _samples(reference: Run) -> Iterator[Unseen]:
         kept, count = sum(track.steps[-1].kept), sum(n for _, n in track.tensors)
         if track.steps[-1].kept:
             yield Unseen(
-                Blind.sampled,
+                "sampled",
                 f"{kept:,} of the {count:,} elements of {track.name} were compared one by one, the others in sums: distances are "
                 f"known to about {100 / math.sqrt(kept):.1g} %",
             )
@@ -111,7 +111,7 @@ def _windows(reference: Run, arms: Mapping[int, Run], *, shown: bool) -> Iterato
     sizes = {sum(step.rows.values()) for step in reference.steps if step.rows}
     if not sizes:
         what = "rows were not seen (no module was called): dropped or repeated rows show only in the number of steps"
-        yield Unseen(Blind.rows, what)
+        yield Unseen("rows", what)
     if arms and not short and len(sizes) <= 1:
         what, change = (
             "every window is full: short windows cannot show",
@@ -120,10 +120,10 @@ def _windows(reference: Run, arms: Mapping[int, Run], *, shown: bool) -> Iterato
         if dropped := max(run.dropped for run in (reference, *arms.values())):
             rest = f"the loader drops the rest of an epoch ({dropped} rows, `drop_last`), so that {what}"
             what, change = rest, "set `drop_last=False` if they are to be seen"
-        yield Unseen(Blind.short_windows, what, change)
+        yield Unseen("short_windows", what, change)
     if arms and not shown and _equal_weights(arms):
         yield Unseen(
-            Blind.unequal_terms,
+            "unequal_terms",
             "all micro-batches have inputs of one size: unless their numbers of loss terms differ (masks, class weights), a mean "
             "of means cannot show",
             "use sequences of unequal length",
@@ -138,7 +138,7 @@ def _split_at_one(reference: Run, steps: Sequence[Step]) -> Iterator[Unseen]:
     parts = max((len(rows) for rows in whole), default=1)
     if parts > 1:
         yield Unseen(
-            Blind.accumulating_reference,
+            "accumulating_reference",
             f"N=1 takes its batch in {parts} parts itself: the report says how N differs from that, and a fault that both have "
             "cannot show",
             "give a `reference` that takes it whole",
@@ -161,9 +161,9 @@ def _clipping(steps: Sequence[Step]) -> Iterator[Unseen]:
     calls = [clip for step in steps for clip in step.clips]
     if calls and all(clip.active for clip in calls):
         what = "clipping was active at every step: scale faults are hidden from the update (and judged before it)"
-        yield Unseen(Blind.clipping, what)
+        yield Unseen("clipping", what)
     elif calls and not any(clip.active for clip in calls):
-        yield Unseen(Blind.clipping, "clipping was never active: faults of where it is applied cannot show", "lower its limit")
+        yield Unseen("clipping", "clipping was never active: faults of where it is applied cannot show", "lower its limit")
 
 
 def _cleared(steps: Sequence[Step]) -> Iterator[Unseen]:
@@ -171,13 +171,13 @@ def _cleared(steps: Sequence[Step]) -> Iterator[Unseen]:
     if names and any(step.gradient.any() for step in steps):
         listed = ", ".join(sorted(names)[:4])
         what = f"gradients of {listed} are cleared before every step, also at N=1"
-        yield Unseen(Blind.cleared_gradients, what, "give a `reference` to see whether that is meant")
+        yield Unseen("cleared_gradients", what, "give a `reference` to see whether that is meant")
 
 
 def _schedules(steps: Sequence[Step]) -> Iterator[Unseen]:
     if len({step.lrs for step in steps}) == 1:
         what = "the learning rate is constant: a schedule that advances per micro-batch cannot show"
-        yield Unseen(Blind.schedule, what, "use a schedule")
+        yield Unseen("schedule", what, "use a schedule")
 
 
 def _rescaled(results: Sequence[ArmResult]) -> Iterator[Unseen]:
@@ -189,7 +189,7 @@ def _rescaled(results: Sequence[ArmResult]) -> Iterator[Unseen]:
             if not one and not result.findings and all(abs(ratio - 1) > UNEQUAL for ratio in given):
                 what = f"what the backwards give is {given[0]:.4g} times that of N=1, and is normalised to a length or a sign"
                 said = f"N={result.accumulation_steps}: {what} before the step: a loss that is not divided cannot show"
-                yield Unseen(Blind.rescaled_gradients, said)
+                yield Unseen("rescaled_gradients", said)
                 return
 
 
@@ -216,7 +216,7 @@ def _counting(n: int, told: Sequence[Apart]) -> Unseen:
         what = f"N={n}: {names} counts micro-batches, as a counter may: code that uses it later"
     else:
         what = f"N={n}: the loop keeps {names}, which goes with the micro-batches, as a log may: code that reads it later"
-    return Unseen(Blind.counters, f"{what} than this run goes was not seen")
+    return Unseen("counters", f"{what} than this run goes was not seen")
 
 
 def _updates(results: Sequence[ArmResult]) -> Iterator[Unseen]:
@@ -227,7 +227,7 @@ def _updates(results: Sequence[ArmResult]) -> Iterator[Unseen]:
         known[result.arithmetic] = min(known.get(result.arithmetic, 1.0), least)
     if known and max(known.values()) < MOST:
         yield Unseen(
-            Blind.updates,
+            "updates",
             "rounding alone changes the optimizer's update by a tenth or more (a basis of eigenvectors, say): gradients were "
             "compared, but not what it makes of them",
         )

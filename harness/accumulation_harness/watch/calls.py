@@ -8,7 +8,7 @@ from itertools import combinations
 
 from accumulation_harness.compare.linear import norm, proportion
 from accumulation_harness.judge.cause import Cause
-from accumulation_harness.watch.evidence import Call, Finding, Remark, Rung, Window
+from accumulation_harness.watch.evidence import Finding, Remark, Window
 from accumulation_harness.watch.slopes import Loss
 
 STILL = 1e-6  # of the weights: what no rounding of a sketch explains
@@ -26,19 +26,19 @@ def misplaced(window: Window) -> Iterator[Finding]:
     inside = [call for m in window.micro_batches[1:] for call in m.calls]
     all_calls = [*inside, *window.micro_batches[0].calls, *window.calls]
     rates, first = {m.lrs for m in window.micro_batches}, window.micro_batches[0].options
-    if Call.schedule in inside or len(rates) > 1:
+    if "schedule" in inside or len(rates) > 1:
         lrs = [m.lrs[0] for m in window.micro_batches if m.lrs]
         listed = ", ".join(f"{lr:.4g}" for lr in lrs[:8])
         yield _finding(Cause.schedule_per_micro_batch, window, f"the learning rate is advanced inside the window ({listed})")
     elif others := {name for m in window.micro_batches for name, value in m.options.items() if value != first.get(name)}:
         message = f"{', '.join(sorted(others))} of the optimizer changes inside the window"
         yield _finding(Cause.schedule_per_micro_batch, window, message)
-    if {Call.unscale, Call.update_scale} & {*inside}:
+    if {"unscale", "update scale"} & {*inside}:
         yield _finding(Cause.scaler_updated_in_window, window, "the loss scaler unscales or is updated between two backwards")
-    if Call.clip_scaled in all_calls and any(m.scale != 1 for m in window.micro_batches):
+    if "clip scaled" in all_calls and any(m.scale != 1 for m in window.micro_batches):
         scale = window.micro_batches[-1].scale
         yield _finding(Cause.clip_before_unscale, window, f"gradients are clipped with the loss scale {scale:g} in them")
-    if Call.average in inside or window.averaged is not None:
+    if "average" in inside or window.averaged is not None:
         by = f" (by {window.averaged:.4g} of its distance)" if window.averaged is not None else ""
         yield _finding(Cause.ema_per_micro_batch, window, f"the average of the weights moves between two backwards{by}")
     second = window.micro_batches[min(1, len(window.micro_batches) - 1)].weights
@@ -65,7 +65,7 @@ def doubtful(window: Window) -> list[Remark]:
     weights = [m.weights for m in micro_batches if m.weights is not None]
     found = {
         Remark.fed: len({m.fed for m in micro_batches}) > 1,
-        Remark.over_the_end: any(Call.epoch in m.calls for m in micro_batches[1:]),
+        Remark.over_the_end: any("epoch" in m.calls for m in micro_batches[1:]),
         Remark.moved_inside: any(norm(one - weights[0]) > STILL * norm(one) for one in weights),
         Remark.thawed: len({m.trained for m in micro_batches}) > 1,
         Remark.as_often: window.as_often,
@@ -125,4 +125,4 @@ def is_moved(window: Window) -> bool:
 
 
 def _finding(cause: Cause, window: Window, message: str) -> Finding:
-    return Finding(cause=cause, message=message, window=window.index, rung=Rung.ledger)
+    return Finding(cause=cause, message=message, window=window.index, rung="ledger")

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from accumulation_harness.judge.cause import Cause
 from accumulation_harness.judge.status import Status
-from accumulation_harness.watch.evidence import Finding, Rung
+from accumulation_harness.watch.evidence import Finding
 from accumulation_harness.watch.judge import REACH, Judge
 from accumulation_harness.watch.report import Report
 
@@ -43,7 +43,7 @@ def concluded(judge: Judge) -> Report:
     weights_right, _, of_weights = judge.weighed()
     weighed = judge.covered if weights_right else 0
     found = judge.found()
-    handed = [cause for cause, one in found.items() if weighed and one.rung is Rung.replay and cause in FACTORS]
+    handed = [cause for cause, one in found.items() if weighed and one.rung == "replay" and cause in FACTORS]
     of_loss = [found.pop(cause) for cause in handed]
     findings = tuple(_kept(judge, found))
     replays = sum(replayed.right for replayed in judge.replays)
@@ -94,9 +94,9 @@ def _kept(judge: Judge, found: Mapping[Cause, Finding]) -> Iterator[Finding]:
     """Those that are told; an optimizer that steps at every micro-batch leaves gradients behind for that reason."""
     every = judge.carried and judge.clean and set(judge.sizes) == {1}
     shrinks = Cause.clip_per_micro_batch in judge.findings  # in a short window by one factor, which could be any
-    summed_wrongly = any(finding.rung is Rung.sketch for finding in found.values())
+    summed_wrongly = any(finding.rung == "sketch" for finding in found.values())
     for cause, finding in found.items():
-        if summed_wrongly and finding.rung is Rung.replay and cause in OF_ANY_GRADIENT:
+        if summed_wrongly and finding.rung == "replay" and cause in OF_ANY_GRADIENT:
             continue
         if (cause is Cause.sum_rescaled_in_window and shrinks) or (cause in AT_BOUNDARIES and Cause.window_misplaced in found):
             continue
@@ -106,14 +106,14 @@ def _kept(judge: Judge, found: Mapping[Cause, Finding]) -> Iterator[Finding]:
             yield finding
         elif 0 < judge.still < judge.windows:
             message = "the optimizer is called after every micro-batch, and moves the weights in some calls only"
-            yield replace(finding, cause=Cause.optimizer_state_per_micro_batch, rung=Rung.ledger, message=message)
+            yield replace(finding, cause=Cause.optimizer_state_per_micro_batch, rung="ledger", message=message)
         else:
             message = "the optimizer steps after every micro-batch, and gradients are cleared after several steps"
             yield replace(finding, cause=Cause.step_every_micro_batch, message=message)
     configured = judge.configured or 1
     if configured > max(1, judge.forwards) and set(judge.sizes) == {1} and judge.windows > 2 and not found:
         message = f"every window has one micro-batch, and {configured} are configured"
-        yield Finding(cause=Cause.step_every_micro_batch, window=0, rung=Rung.ledger, message=message)
+        yield Finding(cause=Cause.step_every_micro_batch, window=0, rung="ledger", message=message)
 
 
 def _reasons(

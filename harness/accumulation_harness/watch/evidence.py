@@ -5,41 +5,34 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
 
 from accumulation_harness.judge.cause import Cause
 from accumulation_harness.observe.followed import Options
-from accumulation_harness.system.enums import StrEnum
 from accumulation_harness.watch.slopes import Bend, chosen
 
 Sketch = npt.NDArray[np.float64]  # [T, WIDTH]
 
 
-class Rung(StrEnum):
-    """What has shown a fault."""
-
-    ledger = "ledger"  # calls, and the weights of loss terms
-    sketch = "sketch"  # the sum of the micro-batches' gradients
-    replay = "replay"
-
-
-class Call(StrEnum):
-    """What a loop calls between two backwards, as far as it matters."""
-
-    clip = "clip"
-    clip_scaled = "clip scaled"  # with the loss scale in the gradients
-    unscale = "unscale"
-    update_scale = "update scale"
-    schedule = "schedule"
-    average = "average"
-    other_step = "other step"  # of another optimizer that is watched
-    epoch = "epoch"  # a data loader begins anew
-
-
-CLIPS = frozenset({Call.clip, Call.clip_scaled})
+Rung = Literal[  # what has shown a fault
+    "ledger",  # calls, and the weights of loss terms
+    "sketch",  # the sum of the micro-batches' gradients
+    "replay",
+]
+Call = Literal[  # what a loop calls between two backwards, as far as it matters
+    "clip",
+    "clip scaled",  # with the loss scale in the gradients
+    "unscale",
+    "update scale",
+    "schedule",
+    "average",
+    "other step",  # of another optimizer that is watched
+    "epoch",  # a data loader begins anew
+]
+CLIPS: frozenset[Call] = frozenset({"clip", "clip scaled"})
 
 
 class Remark(Enum):

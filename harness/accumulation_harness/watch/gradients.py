@@ -11,7 +11,7 @@ import numpy as np
 
 from accumulation_harness.compare.linear import norm, proportion, weighted_sum
 from accumulation_harness.judge.cause import Cause
-from accumulation_harness.watch.evidence import CLIPS, Call, Finding, Group, MicroBatch, Remark, Rung, Sketch, Window
+from accumulation_harness.watch.evidence import CLIPS, Finding, Group, MicroBatch, Remark, Sketch, Window
 
 GATE = 1e-4  # of the sketch error, relative to the parts: float32 sums and sketches stay a hundred times below
 NARROW_GATE = 2e-2  # where gradients are kept in 16 bits
@@ -190,7 +190,7 @@ def _change(window: Window, a: Sketch, b: Sketch, this: MicroBatch, k: int, gate
         return Cause.clip_per_micro_batch, f"gradients are clipped {where}"
     factor, off = proportion(b, a)
     if off <= 10 * gate:
-        if Call.unscale in this.calls:
+        if "unscale" in this.calls:
             return Cause.scaler_updated_in_window, f"gradients are unscaled {where}"
         factors = [proportion(y.before[moved] * y.scale, x.after[moved] * x.scale)[0]
                    for x, y in pairwise(window.micro_batches) if y.before is not None and x.after is not None]  # fmt: skip
@@ -323,7 +323,7 @@ def _over_group(window: Window, group: Group, last: Window | None, parts: list[S
 
 
 def _finding(cause: Cause, window: Window, message: str, error: float) -> Finding:
-    return Finding(cause=cause, message=message, window=window.index, rung=Rung.sketch, evidence={"sketch error": error})
+    return Finding(cause=cause, message=message, window=window.index, rung="sketch", evidence={"sketch error": error})
 
 
 def _listed(numbers: Any) -> str:

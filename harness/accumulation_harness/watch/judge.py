@@ -17,7 +17,7 @@ from accumulation_harness.judge.cause import Cause
 from accumulation_harness.system.address import page_of
 from accumulation_harness.watch.calls import doubtful, is_moved, misplaced, same_labels
 from accumulation_harness.watch.costs import Costs, two_sizes
-from accumulation_harness.watch.evidence import Call, Finding, MicroBatch, Remark, Rung, Window
+from accumulation_harness.watch.evidence import Finding, MicroBatch, Remark, Window
 from accumulation_harness.watch.gradients import ALIKE, OF_WEIGHTS, Sum, apart, summed
 from accumulation_harness.watch.replay import Replayed
 from accumulation_harness.watch.slopes import Loss
@@ -141,7 +141,7 @@ class Judge:
             left_out = lost * (parts[k].forwards - 1)
             bad = left_out > 0 or any(not np.isfinite(m.contribution).all() for m in parts[:k])
             fed = all(m.fed for m in parts[:k]) and not all(m.fed for m in parts[k:])
-            turns = [place for place, part in enumerate(parts) if not place or Call.other_step in part.calls]
+            turns = [place for place, part in enumerate(parts) if not place or "other step" in part.calls]
             sizes = {b - a for a, b in pairwise([*turns, len(parts)])}
             turn = k == turns[-1] and len(sizes) == 1 < max(sizes)  # optimizers take turns, window by window
             whole = fed or turn or len(parts) - k == self.usual
@@ -173,7 +173,7 @@ class Judge:
         if after is not None and not abs(after - 1) <= ALIKE:
             if weights and all(near(share * after, 1, one.tolerance) for one in weights.values() for share in one.shares):
                 message = f"gradients are clipped before they are multiplied by {after:.4g}"
-                self._add(Finding(cause=Cause.clip_before_unscale, window=window.index, rung=Rung.sketch, message=message))
+                self._add(Finding(cause=Cause.clip_before_unscale, window=window.index, rung="sketch", message=message))
             else:
                 self.remarks[Remark.changed_after_clip] += 1
             return
@@ -208,7 +208,7 @@ class Judge:
             bad = sum(not math.isfinite(value) for value in window.unused)
             if bad and num < self.full:
                 message = f"{bad} losses that are not finite were left out, and the step was taken on the rest"
-                self._add(Finding(cause=Cause.non_finite_micro_batch, window=window.index, rung=Rung.ledger, message=message))
+                self._add(Finding(cause=Cause.non_finite_micro_batch, window=window.index, rung="ledger", message=message))
                 return True
         elif not (num < self.usual and window.forwards % num):
             return False
@@ -231,7 +231,7 @@ class Judge:
                 first, count = said.windows[0], len(said.windows)
                 shown: dict[str, Any] = {"window": first.window, "evidence": first.evidence, "count": count}
                 causes = dict.fromkeys(Cause.auxiliary_loss_scale if beside and one in SCALES else one for one in said.causes)
-                findings += [Finding(cause=one, message=said.words, rung=Rung.ledger, **shown) for one in causes]
+                findings += [Finding(cause=one, message=said.words, rung="ledger", **shown) for one in causes]
             elif said.words:
                 reasons.append(said.words)
         rights = [said.right for said in of_all.values()]

@@ -24,7 +24,7 @@ from accumulation_harness.observe.fence import is_ours, is_the_runs, told
 from accumulation_harness.observe.tensors import in_a_group, is_plain
 from accumulation_harness.system import pytree
 from accumulation_harness.system.state import GENERATORS, put_back, standing
-from accumulation_harness.watch.evidence import Finding, Rung, Sketch
+from accumulation_harness.watch.evidence import Finding, Sketch
 from accumulation_harness.watch.sketch import WIDTH
 from accumulation_harness.watch.together import Together
 from accumulation_harness.watch.track import Sketched, Track
@@ -212,9 +212,7 @@ class Replay:
         evidence = {"distance": replayed.error, "floor": replayed.floor, "gate": gate, "replayed as": found.pieces}
         if factors:
             evidence["weights of micro-batches, of what they should be"] = [float(f"{f:.4g}") for f in factors[:16]]
-        replayed.findings.append(
-            Finding(cause=cause, message=message, window=replayed.window, rung=Rung.replay, evidence=evidence)
-        )
+        replayed.findings.append(Finding(cause=cause, message=message, window=replayed.window, rung="replay", evidence=evidence))
 
     def _taken_again(self, track: Track, window: Sequence[Any], autocast: torch.dtype | None) -> Taken | Refusal:
         """The window of this rank, as large pieces and reversed."""

@@ -16,15 +16,15 @@ from accumulation_harness.observe.fence import Refused
 from accumulation_harness.system.address import page_of
 from accumulation_harness.system.files import write_atomically
 from accumulation_harness.system.packages import version
-from accumulation_harness.watch.evidence import Finding, Rung
+from accumulation_harness.watch.evidence import Finding
 
 FORMAT = "accumulation-watch 1"
 SUFFIXES = (".json", ".md")
 PACKAGES = ("torch", "numpy", "transformers", "accelerate", "lightning", "trl", "deepspeed", "accumulation-harness")
 SEEN_BY = {
-    Rung.ledger: "the weights of loss terms and the order of calls",
-    Rung.sketch: "sums of gradients",
-    Rung.replay: "a replay",
+    "ledger": "the weights of loss terms and the order of calls",
+    "sketch": "sums of gradients",
+    "replay": "a replay",
 }
 CHECKED = {"sums": "sums of gradients", "weights": "weights of loss terms", "replays": "replays"}
 
@@ -70,7 +70,7 @@ class Report:
         """
         kept = {each.name: found[each.name] for each in fields(cls)}
         sizes = {int(size): many for size, many in found["micro_batches"].items()}
-        findings = tuple(Finding(**{**one, "cause": Cause(one["cause"]), "rung": Rung(one["rung"])}) for one in found["findings"])
+        findings = tuple(Finding(**{**one, "cause": Cause(one["cause"])}) for one in found["findings"])
         told = {name: tuple(found[name]) for name in ("reasons", "properties", "unseen")}
         return cls(**{**kept, **told, "verdict": Status(found["verdict"]), "micro_batches": sizes, "findings": findings})
 

@@ -33,7 +33,7 @@ from accumulation_harness.system.state import transforming
 from accumulation_harness.watch.calls import laid_out
 from accumulation_harness.watch.conclusion import concluded
 from accumulation_harness.watch.costs import tabulate
-from accumulation_harness.watch.evidence import Call, Finding, Remark, Rung
+from accumulation_harness.watch.evidence import Finding, Remark
 from accumulation_harness.watch.heads import Heads
 from accumulation_harness.watch.judge import Judge
 from accumulation_harness.watch.replay import Batches, Loss, Replay, properties
@@ -365,7 +365,7 @@ class Watch(Loop[Track]):
         steps = self.judge.configured or 1
         if before & self._stepped and steps > 1:
             message = f"optimizers step during every backward, and {steps} micro-batches are configured"
-            self.judge._add(Finding(cause=Cause.step_every_micro_batch, message=message, window=0, rung=Rung.ledger))
+            self.judge._add(Finding(cause=Cause.step_every_micro_batch, message=message, window=0, rung="ledger"))
 
     def clipped(self, one: Track, before: Any, limit: Any) -> None:
         """Note that the gradient was clipped, so that it may be another one at the step.
@@ -385,7 +385,7 @@ class Watch(Loop[Track]):
         """
         for track in self.tracks:
             if getattr(scheduler, "optimizer", None) is track.optimizer:
-                track.called(Call.schedule, scheduler)
+                track.called("schedule", scheduler)
                 if (steps := laid_out(scheduler)) is not None:
                     self.judge.laid_out.add(steps)
 
@@ -400,7 +400,7 @@ class Watch(Loop[Track]):
     def scale_updated(self) -> None:
         """Note that the scaler was updated, which has its place after the step."""
         for track in self.tracks:
-            track.window.waiting.append(Call.update_scale)
+            track.window.waiting.append("update scale")
 
     def skipped(self, one: Track) -> None:
         """End the window of a step that the scaler left out, as with a step.
@@ -417,13 +417,13 @@ class Watch(Loop[Track]):
     def _average(self, averaged: AveragedModel, model: nn.Module, *_: Any, **__: Any) -> Seeing:
         yield
         for track in self.holding(model.parameters()):
-            track.called(Call.average, averaged)
+            track.called("average", averaged)
 
     def _epoch(self, loader: Any) -> Seeing:
         if self.model.training and torch.is_grad_enabled():  # not an evaluation
             for track in self.tracks:
                 if track.window.micro_batches and loader in self._loaders:
-                    track.window.waiting.append(Call.epoch)
+                    track.window.waiting.append("epoch")
             self._loaders.add(loader)
         yield
 
@@ -500,7 +500,7 @@ class Watch(Loop[Track]):
         track.num_steps += 1
         for other in self.tracks:
             if other is not track and other.window.micro_batches:
-                other.window.waiting.append(Call.other_step)
+                other.window.waiting.append("other step")
         track.window.forwards += self.heads.forgotten()
         track.window.still, track.window.skipped = track.are_still, skipped
         track.window.values = self.heads.unused() if len(self.tracks) == 1 else ()

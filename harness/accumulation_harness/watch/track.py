@@ -323,12 +323,12 @@ class Track(Followed):
         window = self.window
         if window.micro_batches and "unclipped" not in window.ends:
             window.ends["unclipped"] = self._at_end()
-        scaled = Call.unscale not in window.waiting and any(m.scale is not None for m in window.micro_batches)
-        window.waiting.append(Call.clip_scaled if scaled else Call.clip)
+        scaled = "unscale" not in window.waiting and any(m.scale is not None for m in window.micro_batches)
+        window.waiting.append("clip scaled" if scaled else "clip")
 
     def unscaled(self) -> None:
         """Gradients are clipped rightly from now on."""
-        self.window.waiting.append(Call.unscale)
+        self.window.waiting.append("unscale")
 
     def after_clip(self) -> None:
         """It has been."""
@@ -519,7 +519,7 @@ def _on_host(nest: Any) -> Any:
     return tree_unflatten(leaves, structure)
 
 
-def _sketch(found: Sequence[Sketch | None] | None, of: Any, scale: float = 1.0) -> Any:
+def _sketch(found: Any, of: Any, scale: float = 1.0) -> Any:
     """[T, WIDTH] of these tensors, without the loss scale; zeros where there was no gradient."""
     if found is None:
         return None

@@ -19,7 +19,7 @@ import pytest
 
 from accumulation_harness.audit import Report
 from accumulation_harness.audit.evidence import Finding
-from accumulation_harness.audit.report import COLUMNS, ArmResult, Blind, Problem, Unseen, github
+from accumulation_harness.audit.report import COLUMNS, ArmResult, Problem, Unseen, github
 from accumulation_harness.audit.report import reproduction as scripts
 from accumulation_harness.audit.report.issue import MOST_LINES
 from accumulation_harness.audit.report.subject import Place, Subject
@@ -115,7 +115,7 @@ def test_json_has_the_decisive_rows_and_says_what_each_micro_batch_counted_and_w
         assert weights["taken"] == pytest.approx([1] * arm["accumulation_steps"])
         assert weights["right"] == pytest.approx([1 / arm["accumulation_steps"]] * arm["accumulation_steps"])
     assert read["next"] and "audit loop.py:train --batch-size 8" in read["command"]
-    long = Unseen(Blind.rows, "y" * 3000, "z" * 3000)
+    long = Unseen("rows", "y" * 3000, "z" * 3000)
     told = Report(batch_size=8, results=(), problems=(Problem("x" * 10_000),) * 20, hidden=(long,) * 40).told("json")
     assert len(told) <= 64 * 1024, "no longer than an agent reads"
     assert json.loads(told)["hidden_left_out"] == 40 - len(json.loads(told)["hidden"]) > 0
@@ -126,7 +126,7 @@ UNJUDGED = Report(
     batch_size=8,
     results=(),
     problems=(Problem("raised ValueError: \x1b[31ma\x00\ud800 | `b` <i> 100%\n::error::x", 2), Problem("no step", 4)),
-    hidden=(Unseen(Blind.rows, "nothing"),),
+    hidden=(Unseen("rows", "nothing"),),
     subject=SUBJECT,
 )
 

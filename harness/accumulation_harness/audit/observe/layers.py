@@ -11,7 +11,7 @@ from torch.nn import functional
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map_only
 
-from accumulation_harness.audit.evidence import Layer, Run
+from accumulation_harness.audit.evidence import Run
 from accumulation_harness.observe.patches import Place, Wrap
 
 
@@ -77,7 +77,7 @@ class Layers:
     ) -> Any:
         if training and p > 0:
             self.run.dropout_calls += 1
-            if Layer.dropout in self.disabled:
+            if "dropout" in self.disabled:
                 return input
         return original(input, p, training, *args, **kwargs)
 
@@ -87,7 +87,7 @@ class Layers:
             return original(module, *args, **kwargs)
         self.run.dropout_calls += 1
         try:
-            module.dropout = 0.0 if Layer.dropout in self.disabled else p
+            module.dropout = 0.0 if "dropout" in self.disabled else p
             return original(module, *args, **kwargs)
         finally:
             module.dropout = p
@@ -96,7 +96,7 @@ class Layers:
         given = {**dict(zip(OF_ATTENTION, args, strict=False)), **kwargs}
         if given.get("dropout_p", 0.0) > 0:
             self.run.dropout_calls += 1
-            if Layer.dropout in self.disabled:
+            if "dropout" in self.disabled:
                 return original(**{**given, "dropout_p": 0.0})
         return original(*args, **kwargs)
 
@@ -104,7 +104,7 @@ class Layers:
         given = {**dict(zip(OF_NORM, args, strict=False)), **kwargs}
         if given.get("training"):
             self.run.norm_calls += 1
-            if Layer.batch_norm in self.disabled:
+            if "batch_norm" in self.disabled:
                 return original(**_with_fixed_statistics(given))
         return original(*args, **kwargs)
 

@@ -52,7 +52,7 @@ class OtherLayers:
     def wraps(self) -> Mapping[Place, Wrap]:
         """(module, function) or (class, method) -> its wrapper; none where nothing is to be taken out."""
         found: dict[Place, Wrap] = {}
-        if Layer.dropout in self.disabled:
+        if "dropout" in self.disabled:
             modules = [sys.modules[name] for name in OF_DRAWS if name in sys.modules]
             found |= {
                 (module, name): partial(self._draw, to)
@@ -64,7 +64,7 @@ class OtherLayers:
                 found[np.random, kind] = lambda original, *given, **named: _Even(original(*given, **named), self._draw)
             keras = sys.modules.get("keras.layers")  # on TensorFlow one compiled operation draws and drops
             found |= {(getattr(keras, kind), "call"): self._drop for kind in DROPS if keras is not None}
-        if Layer.batch_norm in self.disabled:
+        if "batch_norm" in self.disabled:
             kinds = [(getattr(sys.modules.get(module), kind, None), method) for (module, kind), method in NORMS.items()]
             found |= {(kind, method): self._batch_norm for kind, method in kinds if kind is not None}
         return found

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import random
 import warnings
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
+import numpy as np
 import torch
+from torch import nn
 from torch.utils.checkpoint import set_checkpoint_early_stop
 
 from accumulation_harness.audit.evidence import Intervention, Run
-from accumulation_harness.audit.observe.evaluations import evaluations_apart, standing_now
 from accumulation_harness.audit.observe.handed import Most
 from accumulation_harness.audit.observe.layers import RoundedOnce
 from accumulation_harness.audit.observe.recorder import Recorder
+from accumulation_harness.observe.patches import Patches
 from accumulation_harness.system import accelerator
 
 
@@ -70,3 +73,52 @@ def _arithmetic(what: Intervention) -> AbstractContextManager[Any]:
     if what.place is not None:
         return set_checkpoint_early_stop(False)
     return RoundedOnce() if what.rounded_once else nullcontext()  # type: ignore[no-untyped-call]
+
+
+def standing_now() -> Callable[[], None]:
+    """What puts the shared generators back to where they are now, also that of a GPU which is used for the first time since.
+
+    Returns:
+        A function that puts them back.
+    """
+    of_python, of_numpy, of_torch, seed = random.getstate(), np.random.get_state(), torch.get_rng_state(), torch.initial_seed()
+    of_cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []
+
+    def restore() -> None:
+        random.setstate(of_python)
+        np.random.set_state(of_numpy)
+        torch.set_rng_state(of_torch)
+        if of_cuda:
+            torch.cuda.set_rng_state_all(of_cuda)
+        elif torch.cuda.is_initialized():
+            torch.cuda.manual_seed_all(seed)  # with which CUDA begins: torch seeds both alike
+
+    return restore
+
+
+@contextmanager
+def evaluations_apart() -> Iterator[None]:
+    """Put the generators back whenever a model goes from `eval()` to `train()`, so that evaluations draw nothing."""
+    held = dict[int, Callable[[], None]]()
+    inside = False  # a module hands the call on to its children
+
+    def train(original: Callable[..., Any], module: nn.Module, mode: bool = True) -> Any:
+        nonlocal inside
+        if inside:
+            return original(module, mode)
+        inside = True
+        try:
+            if not mode and module.training:
+                held[id(module)] = standing_now()
+            elif mode and not module.training and (restore := held.pop(id(module), None)) is not None:
+                restore()
+            return original(module, mode)
+        finally:
+            inside = False
+
+    patches = Patches()
+    patches.replace({(nn.Module, "train"): train})
+    try:
+        yield
+    finally:
+        patches.restore()

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from typing_extensions import Self
 
@@ -16,7 +16,6 @@ from accumulation_harness.audit.evidence import Finding, Site
 from accumulation_harness.audit.report.subject import Subject, seen_from
 from accumulation_harness.judge.cause import Cause
 from accumulation_harness.judge.status import Status
-from accumulation_harness.system.enums import StrEnum
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -46,29 +45,28 @@ class Problem(str):
         return made
 
 
-class Blind(StrEnum):
-    """What a run may be unable to show."""
-
-    later_steps = "later_steps"
-    short_windows = "short_windows"
-    unequal_terms = "unequal_terms"
-    schedule = "schedule"
-    clipping = "clipping"
-    weight_decay = "weight_decay"
-    few_steps = "few_steps"
-    counters = "counters"
-    rows = "rows"
-    micro_batches = "micro_batches"
-    silent_term = "silent_term"
-    rescaled_gradients = "rescaled_gradients"
-    cleared_gradients = "cleared_gradients"
-    accumulating_reference = "accumulating_reference"
-    equal_factors = "equal_factors"
-    updates = "updates"
-    precision = "precision"
-    sampled = "sampled"
-    handed_over = "handed_over"
-    ranks = "ranks"
+Blind = Literal[  # what a run may be unable to show
+    "later_steps",
+    "short_windows",
+    "unequal_terms",
+    "schedule",
+    "clipping",
+    "weight_decay",
+    "few_steps",
+    "counters",
+    "rows",
+    "micro_batches",
+    "silent_term",
+    "rescaled_gradients",
+    "cleared_gradients",
+    "accumulating_reference",
+    "equal_factors",
+    "updates",
+    "precision",
+    "sampled",
+    "handed_over",
+    "ranks",
+]
 
 
 class Unseen(str):

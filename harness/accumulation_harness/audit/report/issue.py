@@ -7,9 +7,8 @@ from collections.abc import Iterator
 
 from accumulation_harness.audit.report.conclusion import Conclusion
 from accumulation_harness.audit.report.figure import charts, lines
-from accumulation_harness.audit.report.frameworks import change
+from accumulation_harness.audit.report.frameworks import change, meaning
 from accumulation_harness.audit.report.markdown import LEGEND, block, code, escaped, found, listed, table
-from accumulation_harness.audit.report.meanings import meaning
 from accumulation_harness.audit.report.reproduction import NAME, Reproduction, is_tried, reproduction
 from accumulation_harness.audit.report.subject import Subject
 from accumulation_harness.judge.status import Status, short

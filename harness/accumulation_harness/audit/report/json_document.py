@@ -10,8 +10,7 @@ from typing import Any
 from accumulation_harness.audit.evidence import Finding
 from accumulation_harness.audit.report.conclusion import Conclusion, Line
 from accumulation_harness.audit.report.figure import known
-from accumulation_harness.audit.report.frameworks import change
-from accumulation_harness.audit.report.meanings import meaning
+from accumulation_harness.audit.report.frameworks import change, meaning
 from accumulation_harness.judge.cause import MEANINGS, Cause
 from accumulation_harness.judge.remedy import patch
 from accumulation_harness.judge.status import Status, plain, short

@@ -7,8 +7,7 @@ from collections.abc import Iterable, Sequence
 
 from accumulation_harness.audit.evidence import Finding
 from accumulation_harness.audit.report.conclusion import Conclusion, Line
-from accumulation_harness.audit.report.frameworks import change
-from accumulation_harness.audit.report.meanings import meaning
+from accumulation_harness.audit.report.frameworks import change, meaning
 from accumulation_harness.judge.status import short
 
 HEAD = (

@@ -7,8 +7,7 @@ from collections.abc import Iterator
 
 from accumulation_harness.audit.report.conclusion import Conclusion, Line
 from accumulation_harness.audit.report.figure import decisive, lines
-from accumulation_harness.audit.report.frameworks import advice
-from accumulation_harness.audit.report.meanings import meaning
+from accumulation_harness.audit.report.frameworks import advice, meaning
 from accumulation_harness.judge.status import short
 from accumulation_harness.system.address import page_of
 
