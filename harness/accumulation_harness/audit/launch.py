@@ -6,7 +6,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import replace
 
 from accumulation_harness.audit.family import Progress
-from accumulation_harness.audit.observe.launched import Launched, answer
+from accumulation_harness.audit.observe.ranks import Launched, answer
 from accumulation_harness.audit.observe.runs import Train
 from accumulation_harness.audit.rank import Rank
 from accumulation_harness.audit.report import Report, Unseen

@@ -13,11 +13,11 @@ no name is given that a right loop could have.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
 from functools import cached_property
-from itertools import combinations
+from itertools import combinations, islice
 from typing import NamedTuple
 
 from accumulation_harness.judge.cause import Cause, Causes
@@ -391,7 +391,7 @@ def _words(reading: Reading, one: Weighed, usual: int) -> str:
 def _unnamed(seen: Sequence[Weighed], rivals: Sequence[Reading]) -> str:
     last = seen[-1]
     if not alike(last.shares, last.tolerance):
-        return f"loss terms weigh {_listed(last.shares)} of what they should over the micro-batches of a window"
+        return f"loss terms weigh {listed(last.shares)} of what they should over the micro-batches of a window"
     low, high = min(one.shares[0] for one in seen), max(one.shares[0] for one in seen)
     if not alike((low, high), 2e-2):
         return f"the terms of a window weigh {low:.4g} to {high:.4g} of their mean, and no known normalisation explains them"
@@ -406,8 +406,16 @@ def _short(reading: Reading) -> str:
     return " and ".join(cause.replace("_", " ") for cause in reading.causes)
 
 
-def _listed(numbers: Sequence[float]) -> str:
-    return ", ".join(f"{number:.3g}" for number in numbers[:8])
+def listed(numbers: Iterable[float]) -> str:
+    """Put the first numbers on one line.
+
+    Args:
+        numbers: Any numbers.
+
+    Returns:
+        `1, 0.5, 2`, at most eight of them.
+    """
+    return ", ".join(f"{number:.3g}" for number in islice(numbers, 8))
 
 
 def alike(numbers: Sequence[float], tolerance: float) -> bool:

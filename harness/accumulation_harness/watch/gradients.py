@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
-from typing import Any
 
 import numpy as np
 
 from accumulation_harness.compare.linear import norm, proportion, weighted_sum
+from accumulation_harness.compare.readings import listed
 from accumulation_harness.judge.cause import Cause
 from accumulation_harness.watch.evidence import CLIPS, Finding, Group, MicroBatch, Remark, Sketch, Window
 
@@ -195,7 +195,7 @@ def _change(window: Window, a: Sketch, b: Sketch, this: MicroBatch, k: int, gate
         factors = [proportion(y.before[moved] * y.scale, x.after[moved] * x.scale)[0]
                    for x, y in pairwise(window.micro_batches) if y.before is not None and x.after is not None]  # fmt: skip
         if len(factors) > 1 and max(factors) - min(factors) > ALIKE and max(factors) <= 1 + ALIKE:
-            return Cause.clip_per_micro_batch, f"gradients shrink by unequal factors inside the window ({_listed(factors)})"
+            return Cause.clip_per_micro_batch, f"gradients shrink by unequal factors inside the window ({listed(factors)})"
         return Cause.sum_rescaled_in_window, f"`.grad` is multiplied by {factor:.4g} {where}"
     if window.parameters is not None and is_of_weights(window.parameters[moved], b - a):
         return Cause.weight_decay_per_micro_batch, f"a multiple of the weights is added to `.grad` {where}"
@@ -231,7 +231,7 @@ def _by_weights(window: Window, parts: list[Sketch], gate: float, found: Sum) ->
         return None
     weights = np.array(found.weights)
     shares = weights / np.abs(weights).max()
-    kept, message = np.abs(shares) >= 1e-2, f"micro-batches count {_listed(shares)} of what the largest does"
+    kept, message = np.abs(shares) >= 1e-2, f"micro-batches count {listed(shares)} of what the largest does"
     if any(CLIPS & {*m.calls} for m in window.micro_batches[1:]):
         return _finding(Cause.clip_per_micro_batch, window, message, found.error)
     ratios = shares[1:] / shares[:-1] if kept.all() else np.array([])
@@ -244,7 +244,7 @@ def _by_weights(window: Window, parts: list[Sketch], gate: float, found: Sum) ->
     cause = Cause.unexplained if {*times.round()} - {0, 1} else Cause.micro_batches_lost
     if kept.all() and cause is Cause.micro_batches_lost:
         return None
-    one = _finding(cause, window, f"micro-batches count {_listed(times.round() + 0.0)} times", found.error)
+    one = _finding(cause, window, f"micro-batches count {listed(times.round() + 0.0)} times", found.error)
     first, last = np.flatnonzero(kept)[[0, -1]]
     if last - first + 1 == kept.sum() and cause is Cause.micro_batches_lost and (not first or last == len(parts) - 1):
         return one
@@ -324,7 +324,3 @@ def _over_group(window: Window, group: Group, last: Window | None, parts: list[S
 
 def _finding(cause: Cause, window: Window, message: str, error: float) -> Finding:
     return Finding(cause=cause, message=message, window=window.index, rung="sketch", evidence={"sketch error": error})
-
-
-def _listed(numbers: Any) -> str:
-    return ", ".join(f"{number:.3g}" for number in list(numbers)[:8])

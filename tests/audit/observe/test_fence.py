@@ -20,7 +20,6 @@ from tests.observe.planting import IS_PART, failing, noting
 FOLDER = Path(observe.__file__).parent
 OF_RUNS = {
     "adapters.py",
-    "launched.py",
     "pooling.py",
     "ranks.py",
     "recorded.py",

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from accumulation_harness.audit.observe.alive import alive
 from accumulation_harness.audit.observe.live import Foreign
 from accumulation_harness.audit.observe.observed import Observed
 from accumulation_harness.observe.fence import See, Seeing
@@ -109,3 +109,13 @@ class FastaiAdapter:
         yield
         live.close(live.gradients())
         self.observed.settle(live)
+
+
+def alive() -> list[Any]:
+    """List all objects that are alive after a garbage collection, so that leftovers of an earlier run do not count.
+
+    Returns:
+        Objects that the garbage collector knows.
+    """
+    gc.collect()
+    return gc.get_objects()

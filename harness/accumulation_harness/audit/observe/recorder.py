@@ -15,8 +15,7 @@ from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook, 
 from typing_extensions import Self
 
 from accumulation_harness.audit.evidence import WATCH, Intervention, Run, Track, norms_by
-from accumulation_harness.audit.observe.adapters import FastaiAdapter, KerasAdapter
-from accumulation_harness.audit.observe.alive import alive
+from accumulation_harness.audit.observe.adapters import FastaiAdapter, KerasAdapter, alive
 from accumulation_harness.audit.observe.handed import EVERY, OBSERVER, HandRecorder, Most
 from accumulation_harness.audit.observe.interventions import intervene
 from accumulation_harness.audit.observe.layers import Layers
