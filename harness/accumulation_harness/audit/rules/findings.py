@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from itertools import pairwise
 from typing import Any
@@ -86,8 +86,7 @@ def explain(run: RunFacts, steps: Sequence[StepFacts]) -> list[Finding]:
         found = found or buffers(run)
         clean = not found and all(facts.agrees for facts in steps)
         found += reported(run) + counts(run) if clean else []
-    named = _cut_off(_lost_again(_seen_closely(_by_own_state(found, run, steps), steps), steps), steps)
-    return first_of_each(_told_apart(_made_of_kept(named, run, steps), run, steps))
+    return first_of_each(_Together(run, steps, found).read())
 
 
 def _shows_rates(steps: Sequence[StepFacts]) -> bool:
@@ -102,48 +101,180 @@ def _giving(facts: StepFacts) -> tuple[int, ...]:
     return tuple(k - len(parts) for k, part in enumerate(parts) if part is not None and part.any())
 
 
-def _lost_again(found: list[Finding], steps: Sequence[StepFacts]) -> list[Finding]:
-    """Where micro-batches were lost in a window, those that give nothing at the same places of another one are lost as well.
+class _Together:
+    """The findings of one optimizer, each read again beside the others: a window may show what another one does not."""
 
-    Returns:
-        The findings, in which these have their cause.
-    """
-    some = [facts for facts in steps if not facts.gradients_agree and facts.kept and 0 < facts.without_terms < facts.backwards]
-    giving = {facts.step: _giving(facts) for facts in some}
-    lost = {giving[f.optimizer_step] for f in found if f.cause is Cause.micro_batches_lost and f.optimizer_step in giving}
-    again = [f for f in found if f.nameless and f.optimizer_step in giving and giving[f.optimizer_step] in lost]
-    return _called(found, again, Cause.micro_batches_lost)
+    def __init__(self, run: RunFacts, steps: Sequence[StepFacts], found: list[Finding]) -> None:
+        self.run, self.steps, self.found = run, steps, found
+        self.off = [facts for facts in steps if not facts.gradients_agree]
 
+    def read(self) -> list[Finding]:
+        """All readings, one after the other."""
+        self._by_own_state()
+        self._seen_closely()
+        self._lost_again()
+        self._cut_off()
+        self._made_of_kept()
+        self._told_apart()
+        self._clipped_again()
+        self._multiples()
+        self._own_divisors()
+        return self.found
 
-def _cut_off(found: list[Finding], steps: Sequence[StepFacts]) -> list[Finding]:
-    """Tensors that get nothing from micro-batches at the same places of every window, while others get all that they should.
+    @property
+    def nameless(self) -> list[Finding]:
+        """Those of gradients that no cause explains."""
+        return [f for f in self.found if f.nameless]
 
-    What they should be given there is not known. Rows that reach some tensors by chance do not do so by their place.
+    def _call(self, chosen: Sequence[Finding], cause: Cause, more: str = "", **changed: Any) -> None:
+        """Those that are chosen have this cause; `more` is said in addition."""
+        self.found = [
+            replace(f, **{"cause": cause, "message": f.message + more, **changed}) if f in chosen else f for f in self.found
+        ]
 
-    Returns:
-        The findings, in which this has its cause.
-    """
-    off = [facts for facts in steps if not facts.gradients_agree and facts.kept and facts.backwards > 1]
-    alike = len(off) >= FEWEST_WINDOWS and len({*map(_giving, off)}) == 1
-    if not alike or not all(f.only and 0 < f.without_terms < f.backwards for f in off):
-        return found
-    names, places = ", ".join(off[0].only[:4]), listed(tuple(k + off[0].backwards + 1.0 for k in _giving(off[0])))
-    message = f"{names} get gradients from micro-batches {places} of the window alone, and the others from all"
-    return _called(found, [f for f in found if f.nameless], Cause.micro_batches_lost, message=message)
+    def _say_also(self, known: Finding | None, others: Sequence[Finding]) -> None:
+        """A known one was made at the steps of these others as well."""
+        if known is not None:
+            self.found = [replace(known, optimizer_step=f.optimizer_step) if f in others else f for f in self.found]
 
+    def _leave_out(self, chosen: Callable[[Finding], bool]) -> None:
+        self.found = [f for f in self.found if not chosen(f)]
 
-def _by_own_state(found: list[Finding], run: RunFacts, steps: Sequence[StepFacts]) -> list[Finding]:
-    """Arrays handed over, equal gradients, another update: what rules say of it, or what local variables keep beside weights."""
-    others = [f for f in found if not f.is_named and f.kind == "update"]
-    if others and run.mine.is_handed and (way := fed(run.mine.effective, run.reference.ways, run.accumulation_steps)):
-        cause, message = FED[way]
-        return _called(found, others, cause, message=f"equal gradients, {message}")
-    along = [facts.goes for facts in steps if facts.step in {f.optimizer_step for f in others} and facts.goes]
-    if run.mine.is_handed and along and len(along) == len(others) and all(map(run.goes_by_n, along)):
-        return _called(found, others, Cause.schedule_per_micro_batch)
-    kept = [one.path for one in run.apart if run.mine.is_handed and _is_kept(one, run.reference)] if others else []
-    names = ", ".join(f"`{path}`" for path in kept[:4])
-    return _called(found, others if kept else [], Cause.optimizer_state_per_micro_batch, f", and other states: {names}")
+    def _lost_again(self) -> None:
+        """Where micro-batches were lost in a window, those that give nothing at its places in another one are lost as well."""
+        giving: dict[int | None, tuple[int, ...]] = {
+            facts.step: _giving(facts) for facts in self.off if facts.kept and 0 < facts.without_terms < facts.backwards
+        }
+        lost = {
+            giving[f.optimizer_step] for f in self.found if f.cause is Cause.micro_batches_lost and f.optimizer_step in giving
+        }
+        again = [f for f in self.nameless if f.optimizer_step in giving and giving[f.optimizer_step] in lost]
+        self._call(again, Cause.micro_batches_lost)
+
+    def _cut_off(self) -> None:
+        """Tensors that get nothing from micro-batches at the same places of every window, while others get all that they should.
+
+        What they should be given there is not known. Rows that reach some tensors by chance do not do so by their place.
+        """
+        off = [facts for facts in self.off if facts.kept and facts.backwards > 1]
+        alike = len(off) >= FEWEST_WINDOWS and len({*map(_giving, off)}) == 1
+        if alike and all(f.only and 0 < f.without_terms < f.backwards for f in off):
+            names, places = ", ".join(off[0].only[:4]), listed(tuple(k + off[0].backwards + 1.0 for k in _giving(off[0])))
+            message = f"{names} get gradients from micro-batches {places} of the window alone, and the others from all"
+            self._call(self.nameless, Cause.micro_batches_lost, message=message)
+
+    def _by_own_state(self) -> None:
+        """Arrays handed over, equal gradients, another update: what rules say of it, or what variables keep beside weights."""
+        run, others = self.run, [f for f in self.found if not f.is_named and f.kind == "update"]
+        if not others or not run.mine.is_handed:
+            return
+        if way := fed(run.mine.effective, run.reference.ways, run.accumulation_steps):
+            cause, message = FED[way]
+            self._call(others, cause, message=f"equal gradients, {message}")
+            return
+        along = [facts.goes for facts in self.steps if facts.step in {f.optimizer_step for f in others} and facts.goes]
+        if along and len(along) == len(others) and all(map(run.goes_by_n, along)):
+            self._call(others, Cause.schedule_per_micro_batch)
+            return
+        kept = [one.path for one in run.apart if _is_kept(one, run.reference)]
+        names = ", ".join(f"`{path}`" for path in kept[:4])
+        self._call(others if kept else [], Cause.optimizer_state_per_micro_batch, f", and other states: {names}")
+
+    def _made_of_kept(self) -> None:
+        """Sums are right, and the step takes what the loop makes of them and of tensors that it keeps: moments, factors."""
+        summed = {facts.step for facts in self.steps if min(facts.scaled_sum, facts.sums) <= facts.gate < facts.own_sum}
+        kept = [one for one in self.run.apart if one.of_loop] if self.run.enters else []
+        names = ", ".join(f"`{one.path}`" for one in kept[:4])
+        what = f": the step uses tensors that the loop keeps ({names}), and that move per micro-batch"
+        made = [f for f in self.nameless if kept and f.optimizer_step in summed]
+        self._call(made, Cause.optimizer_state_per_micro_batch, what)
+
+    def _seen_closely(self) -> None:
+        """Without what is unexplained where contributions were not kept, if a cause explains ENOUGH steps at which they were.
+
+        And without what is said of some tensors there, where it is known of them that no backward reaches others as well.
+        """
+        if any(facts.by_itself for facts in self.steps):
+            shared = {facts.step for facts in self.steps if facts.only and not facts.by_itself}
+            self._leave_out(lambda f: f.optimizer_step in shared and f.kind == "predicted")
+        kept = {facts.step for facts in self.off if facts.kept}
+        nameless = [f for f in self.found if not f.is_named and f.optimizer_step is not None]
+        if len(kept) >= ENOUGH and len(nameless) < len(self.found) and not any(f.optimizer_step in kept for f in nameless):
+            self._leave_out(lambda f: f in nameless)
+
+    def _told_apart(self) -> None:
+        """Short windows are ambiguous: K/N is 1/N where K is 1; a growing scale looks like unequal terms where K is 2 or 3."""
+        whole = [t for t, count in enumerate(self.run.mine.backwards) if count == self.run.accumulation_steps]
+        if any(f.cause is Cause.loss_divided_twice and f.optimizer_step in whole for f in self.found):
+            single = [facts.step for facts in self.steps if facts.backwards == 1]
+            self._leave_out(lambda f: f.cause is Cause.short_window_divided_by_n and f.optimizer_step in single)
+        weights: dict[int | None, tuple[float, ...]] = {facts.step: facts.parts.weights for facts in self.steps}
+        growths = [growth(weights[f.optimizer_step]) for f in self.found if _predicted(f, Cause.scaler_updated_in_window)]
+        if any(
+            _predicted(f, Cause.loss_not_divided) and "factor" in f.evidence for f in self.found
+        ):  # the whole, and so its terms
+            self._leave_out(lambda f: _predicted(f, Cause.auxiliary_loss_scale) and "term" in f.evidence)
+        self._leave_out(
+            lambda f: (
+                (_predicted(f, Cause.mean_of_means) or f.nameless)
+                and any(_grows(weights[f.optimizer_step], factor) for factor in growths)
+            )
+        )
+
+    def _clipped_again(self) -> None:
+        """What makes gradients smaller as clipping does in other windows is that, where it happens once or by one factor."""
+        shrunk = {facts.step for facts in self.steps if facts.shrunk}
+        clipped = next((f for f in self.found if _predicted(f, Cause.clip_per_micro_batch)), None)
+        self._say_also(clipped, [f for f in self.nameless if f.optimizer_step in shrunk])
+
+    def _multiples(self) -> None:
+        """A wrong count makes all gradients multiples of the right one: some are ratios of small numbers, all are on its line."""
+        on_line, nameless = {facts.step for facts in self.steps if facts.line <= facts.gate}, self.nameless
+        off = [facts for facts in self.steps if facts.step in {f.optimizer_step for f in nameless}]
+        if unlike := [f for f in nameless if f.optimizer_step not in on_line]:
+            multiples = [f for f in self.found if f.optimizer_step in on_line and any(_predicted(f, c) for c in OF_THE_WHOLE)]
+            known = {f.cause for f in multiples} if len(multiples) <= len(unlike) else {Cause.counter_wrong}
+            self._leave_out(lambda f: f.kind == "predicted" and f.cause in known)
+            return
+        counted = [f for f in self.found if _predicted(f, Cause.counter_wrong)]
+        if counted and (factors := _rescaled_otherwise(self.steps)):
+            message = f"what the backwards give is taken times {factors}, step by step: it is not a count that is wrong"
+            self._call(counted, Cause.unexplained, message=message, kind="gradient")
+        elif nameless and (more := _held_divisor(self.run, off) or _more_terms(off)):
+            self._call(nameless, Cause.counter_wrong, message=more, kind="predicted")
+        elif counted:
+            self._leave_out(lambda f: f in nameless)
+        elif (size := _one_norm(off)) and not _one_norm([facts.but(a=facts.g) for facts in off]):
+            message = f"every gradient that differs was clipped to a norm of {size:.4g}: how much too large it was does not show"
+            self._call(nameless, Cause.unexplained, message=message)
+
+    def _own_divisors(self) -> None:
+        """Micro-batches divided by numbers of their own that no count of terms gives: they come and go with the rows.
+
+        Weights that are the same in every window go by the place in it, and weights that only rise (or fall) in each go by the
+        time.
+        """
+        off, nameless = [f for f in self.off if f.sum_line <= f.gate < f.line], self.nameless
+        known = {f.step: f.parts.weights for f in off if known_weights(f, f.parts)}
+        if not nameless or any(f.optimizer_step not in known for f in nameless):
+            return
+        windows = [known[f.optimizer_step] for f in nameless if f.optimizer_step is not None]
+        means = next((f for f in self.found if _predicted(f, Cause.mean_of_means)), None)
+        if means is not None and all(map(_clamped, windows)):  # the same divisors, where some number of terms is below the least
+            self._say_also(means, nameless)
+            return
+        by_place = any(_proportional(a, b) for a, b in pairwise(windows))
+        by_time = any(all(list(w) == sorted(w, reverse=falls) for w in windows) for falls in (True, False))
+        if len(windows) < 2 or by_place or by_time:
+            return
+        first, others = nameless[0], nameless[1:]
+        message = (
+            "every micro-batch is divided by a number of its own, which is not its number of loss terms (a padded length, say); "
+            f"right weights: {listed(windows[0])}"
+        )
+        steps_seen = tuple(f.optimizer_step for f in nameless if f.optimizer_step is not None)
+        self._leave_out(lambda f: f in others)
+        self._call([first], Cause.normaliser_depends_on_split, message=message, kind="predicted", steps=steps_seen)
 
 
 def _is_kept(one: Apart, usual: RunSeen) -> bool:
@@ -160,16 +291,6 @@ def _is_kept(one: Apart, usual: RunSeen) -> bool:
     return bool(alike) and all(abs(cosine(now, vector)) < SAME_WAY for vector in alike)
 
 
-def _made_of_kept(found: list[Finding], run: RunFacts, steps: Sequence[StepFacts]) -> list[Finding]:
-    """Sums are right, and the step takes what the loop makes of them and of tensors that it keeps: moments, factors."""
-    summed = {facts.step for facts in steps if min(facts.scaled_sum, facts.sums) <= facts.gate < facts.own_sum}
-    kept = [one for one in run.apart if one.of_loop]
-    made = [f for f in found if run.enters and kept and f.nameless and f.optimizer_step in summed]
-    names = ", ".join(f"`{one.path}`" for one in kept[:4])
-    what = f": the step uses tensors that the loop keeps ({names}), and that move per micro-batch"
-    return _called(found, made, Cause.optimizer_state_per_micro_batch, what)
-
-
 def left_out(compared: Sequence[Facts]) -> list[Finding]:
     """What `explain` looks at only where nothing else was found; empty where gradients or updates differ.
 
@@ -182,83 +303,6 @@ def left_out(compared: Sequence[Facts]) -> list[Finding]:
     if not all(step.agrees for step in steps_of(compared)):
         return []
     return [one for item in compared for one in (*buffers(item.run), *reported(item.run), *counts(item.run))]
-
-
-def _seen_closely(found: list[Finding], steps: Sequence[StepFacts]) -> list[Finding]:
-    """Without what is unexplained where contributions were not kept, if a cause explains ENOUGH steps at which they were.
-
-    And without what is said of some tensors there, where it is known of them that no backward reaches others as well.
-
-    Returns:
-        The findings that are left.
-    """
-    if any(facts.by_itself for facts in steps):
-        shared = {facts.step for facts in steps if facts.only and not facts.by_itself}
-        found = [f for f in found if f.optimizer_step not in shared or f.kind != "predicted"]
-    kept = {facts.step for facts in steps if facts.kept and not facts.gradients_agree}
-    nameless = [f for f in found if not f.is_named and f.optimizer_step is not None]
-    if len(kept) < ENOUGH or len(nameless) == len(found) or any(f.optimizer_step in kept for f in nameless):
-        return found
-    return [f for f in found if f not in nameless]
-
-
-def _told_apart(found: list[Finding], run: RunFacts, steps: Sequence[StepFacts]) -> list[Finding]:
-    """Short windows are ambiguous: K/N is 1/N where K is 1, and a growing scale looks like unequal terms where K is 2 or 3."""
-    whole = [t for t, count in enumerate(run.mine.backwards) if count == run.accumulation_steps]
-    if any(f.cause is Cause.loss_divided_twice and f.optimizer_step in whole for f in found):
-        single = [facts.step for facts in steps if facts.backwards == 1]
-        found = [f for f in found if not (f.cause is Cause.short_window_divided_by_n and f.optimizer_step in single)]
-    weights: dict[int | None, tuple[float, ...]] = {facts.step: facts.parts.weights for facts in steps}
-    growths = [growth(weights[f.optimizer_step]) for f in found if _predicted(f, Cause.scaler_updated_in_window)]
-
-    def grows(f: Finding) -> bool:
-        unequal = _predicted(f, Cause.mean_of_means) or f.nameless
-        return unequal and any(_grows(weights[f.optimizer_step], factor) for factor in growths)
-
-    if any(_predicted(f, Cause.loss_not_divided) and "factor" in f.evidence for f in found):  # the whole, and so its terms
-        found = [f for f in found if not (_predicted(f, Cause.auxiliary_loss_scale) and "term" in f.evidence)]
-    return _own_divisors(_multiples(_clipped_again([f for f in found if not grows(f)], steps), run, steps), steps)
-
-
-def _clipped_again(found: list[Finding], steps: Sequence[StepFacts]) -> list[Finding]:
-    """What makes gradients smaller as clipping does in other windows is that, where it happens once or by one factor."""
-    shrunk = {facts.step for facts in steps if facts.shrunk}
-    clipped = next((f for f in found if _predicted(f, Cause.clip_per_micro_batch)), None)
-    return _also(clipped, found, [f for f in found if f.nameless and f.optimizer_step in shrunk])
-
-
-def _called(found: list[Finding], chosen: Sequence[Finding], cause: Cause, more: str = "", **changed: Any) -> list[Finding]:
-    """The findings, of which those that are chosen have this cause; `more` is said in addition."""
-    return [replace(f, **{"cause": cause, "message": f.message + more, **changed}) if f in chosen else f for f in found]
-
-
-def _also(known: Finding | None, found: list[Finding], others: Sequence[Finding]) -> list[Finding]:
-    """The findings, where a known one was made at the steps of these others as well; as they are without one."""
-    return [replace(known, optimizer_step=f.optimizer_step) if known is not None and f in others else f for f in found]
-
-
-def _multiples(found: list[Finding], run: RunFacts, steps: Sequence[StepFacts]) -> list[Finding]:
-    """A wrong count makes every gradient a multiple of the right one: some are ratios of small numbers, all are on its line."""
-    on_line = {facts.step for facts in steps if facts.line <= facts.gate}
-    nameless = [f for f in found if f.nameless]
-    off = [facts for facts in steps if facts.step in {f.optimizer_step for f in nameless}]
-    unlike = [f for f in nameless if f.optimizer_step not in on_line]
-    if unlike:
-        multiples = [f for f in found if f.optimizer_step in on_line and any(_predicted(f, cause) for cause in OF_THE_WHOLE)]
-        known = {f.cause for f in multiples} if len(multiples) <= len(unlike) else {Cause.counter_wrong}
-        return [f for f in found if not (f.kind == "predicted" and f.cause in known)]
-    counted = [f for f in found if _predicted(f, Cause.counter_wrong)]
-    if counted and (factors := _rescaled_otherwise(steps)):
-        message = f"what the backwards give is taken times {factors}, step by step: it is not a count that is wrong"
-        return _called(found, counted, Cause.unexplained, message=message, kind="gradient")
-    if nameless and (more := _held_divisor(run, off) or _more_terms(off)):
-        return _called(found, nameless, Cause.counter_wrong, message=more, kind="predicted")
-    if counted:
-        return [f for f in found if f not in nameless]
-    if (size := _one_norm(off)) and not _one_norm([facts.but(a=facts.g) for facts in off]):
-        message = f"every gradient that differs was clipped to a norm of {size:.4g}: how much too large it was does not show"
-        return _called(found, nameless, Cause.unexplained, message=message)
-    return found
 
 
 def _one_norm(steps: Sequence[StepFacts]) -> float:
@@ -319,38 +363,6 @@ def _rescaled_otherwise(steps: Sequence[StepFacts]) -> str:
     factors, usual = (tuple(one[place] for one in (facts.multiples for facts in steps)) for place in (0, 1))
     known = not any(math.isnan(f) or f <= 0 for f in (*factors, *usual))
     return listed(factors) if known and equal(usual) and not equal(factors) else ""
-
-
-def _own_divisors(found: list[Finding], steps: Sequence[StepFacts]) -> list[Finding]:
-    """Micro-batches divided by numbers of their own that no count of terms gives: they come and go with the rows.
-
-    Weights that are the same in every window go by the place in it, and weights that only rise (or fall) in each go by the
-    time.
-
-    Returns:
-        The findings, in which one has that cause; unchanged where it is not so.
-    """
-    off = [f for f in steps if not f.gradients_agree and f.sum_line <= f.gate < f.line]
-    known = {f.step: f.parts.weights for f in off if known_weights(f, f.parts)}
-    nameless = [f for f in found if f.nameless]
-    if not nameless or any(f.optimizer_step not in known for f in nameless):
-        return found
-    windows = [known[f.optimizer_step] for f in nameless if f.optimizer_step is not None]
-    means = next((f for f in found if _predicted(f, Cause.mean_of_means)), None)
-    if means is not None and all(map(_clamped, windows)):  # the same divisors, where some number of terms is below the least
-        return _also(means, found, nameless)
-    by_place = any(_proportional(a, b) for a, b in pairwise(windows))
-    by_time = any(all(list(w) == sorted(w, reverse=falls) for w in windows) for falls in (True, False))
-    if len(windows) < 2 or by_place or by_time:
-        return found
-    first = nameless[0]
-    message = (
-        "every micro-batch is divided by a number of its own, which is not its number of loss terms (a padded length, say); "
-        f"right weights: {listed(windows[0])}"
-    )
-    steps_seen = tuple(f.optimizer_step for f in nameless if f.optimizer_step is not None)
-    named = replace(first, cause=Cause.normaliser_depends_on_split, kind="predicted", message=message, steps=steps_seen)
-    return [named if f is first else f for f in found if f is first or f not in nameless]
 
 
 def _clamped(weights: Sequence[float]) -> bool:
