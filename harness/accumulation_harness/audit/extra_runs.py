@@ -97,8 +97,8 @@ class Judged:
     @property
     def layers(self) -> frozenset[Layer]:
         """The layers of `CAUSE_OF` that the run has called."""
-        seen = (("dropout", self.run.dropout_calls), ("batch_norm", self.run.norm_calls))
-        return frozenset(layer for layer, calls in seen if calls)
+        calls: dict[Layer, int] = {"dropout": self.run.dropout_calls, "batch_norm": self.run.norm_calls}
+        return frozenset(layer for layer in calls if calls[layer])
 
     def learning(self, learn: Callable[[int, StepFacts], Mapping[str, Any]]) -> Judged:
         """With what was learnt of the windows that differ: by the place of their optimizer."""

@@ -147,7 +147,7 @@ class Track(Followed):
             self.known = [is_known(p) for p in self.parameters]
             self.places = {id(p): place for place, p in enumerate(self.parameters)}
             nothing = torch.empty(0)
-            looked_at = [p if known else nothing for p, known in zip(self.parameters, self.known, strict=True)]
+            looked_at = [nothing if p is None else p for p in self.there]
             self.held = list(map(self.shards.held, looked_at))
             self.is_cut = any(held.here >= 0 for held in self.held)
             self.sketches = Sketches(zip(looked_at, self.held, strict=True))
@@ -161,6 +161,11 @@ class Track(Followed):
         for place, p in enumerate(self.parameters):
             if self.sketched[place] and id(p) not in self._hooks and p.requires_grad:
                 self._hook(place, p)
+
+    @property
+    def there(self) -> list[Any]:
+        """The parameters; None in the place of one that cannot be looked at."""
+        return [p if known else None for p, known in zip(self.parameters, self.known, strict=True)]
 
     @property
     def unlooked(self) -> str:
@@ -208,7 +213,7 @@ class Track(Followed):
     def grads(self, *, at_end: bool = False) -> list[Tensor | None]:
         """`.grad` of each that can be looked at; where an engine has others, nothing before the window's end, and those then."""
         of = attrgetter("grad") if self.gradient is None else self.gradient if at_end else _nothing
-        grads = [of(p) if known else None for p, known in zip(self.parameters, self.known, strict=True)]
+        grads = [None if p is None else of(p) for p in self.there]
         for place, gradient in enumerate(grads):
             if self.known[place] and type(gradient) not in USUAL and not is_known(gradient):
                 self.known[place], grads[place] = False, None
@@ -226,9 +231,7 @@ class Track(Followed):
 
     def weights(self) -> Sketched:
         """Sketches of the parameters now; none of those that DeepSpeed's ZeRO-3 or FSDP1 puts together for a forward only."""
-        kept = [not hasattr(p, "ds_numel") and not hasattr(p, "_local_shard") for p in self.parameters]
-        there = [known and is_kept for is_kept, known in zip(kept, self.known, strict=True)]
-        return self.sketches.of([p if known else None for p, known in zip(self.parameters, there, strict=True)])
+        return self.sketches.of([None if hasattr(p, "ds_numel") or hasattr(p, "_local_shard") else p for p in self.there])
 
     # -- one backward ------------------------------------------------------------------------------------------------
 
@@ -288,7 +291,7 @@ class Track(Followed):
         window.micro_batches.append(
             MicroBatch(
                 empty=self._empty, calls=calls, lrs=self.lrs, options=self.options, returned=returned,
-                trained=sum(p.requires_grad for p, is_known in zip(self.parameters, self.known, strict=True) if is_known),
+                trained=sum(p is not None and p.requires_grad for p in self.there),
                 weights=self._weights, **in_tensors,
             )
         )  # fmt: skip
@@ -296,7 +299,7 @@ class Track(Followed):
             self._marks = list(map(mark, self.grads()))
         self._sums, self._before = [None] * len(self.parameters), None
         if self.num_windows == AVERAGED and len(window.micro_batches) == 1 and not self.is_cut:
-            known = [p for p, is_known in zip(self.parameters, self.known, strict=True) if is_known]
+            known = [p for p in self.there if p is not None]
             window.averages = Averages(known, [*(g for g in self.grads() if g is not None), *_state(self.optimizer)])
         elif window.averages is not None:  # also inside the second backward, by a hook
             window.averaged, window.averages = window.averages.rate() if self.are_still else None, None
@@ -352,7 +355,7 @@ class Track(Followed):
 
     def _written(self) -> list[Mark]:
         """How often each parameter was written to."""
-        return [mark(p) if known else (0, 0) for p, known in zip(self.parameters, self.known, strict=True)]
+        return [*map(mark, self.there)]
 
     def after_step(self) -> None:
         """Look at `.grad` again where the step has written to it (has divided it, say): that is what it took."""
