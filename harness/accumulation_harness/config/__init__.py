@@ -11,10 +11,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from accumulation_harness.config.declare import FLOAT16_MAX, MOST_SAMPLES, MOST_STEPS, Bounds, integers, numbers, setting
+from accumulation_harness.config.declare import FLOAT16_MAX, MOST_SAMPLES, MOST_STEPS, Bounds, setting
 from accumulation_harness.system.enums import StrEnum
 
-DECAY = Bounds(low=0.0, high=1.0, excludes_high=True, why="the share that a moving average keeps at each step")
+DECAY = Bounds(0.0, 1.0, "the share that a moving average keeps at each step", excludes_high=True)
 
 
 class ConfigError(ValueError):
@@ -192,22 +192,22 @@ class WorkloadConfig:
     width: int = setting(
         8,
         "channels of the first layer (conv), 1/8 of the features (resnet18, mlp), 1/3 (conv1d, transformer), all (towers)",
-        integers(1, 512, "memory grows with its square; the usual ResNet-18 has 8"),
+        Bounds(1, 512, "memory grows with its square; the usual ResNet-18 has 8"),
     )
     depth: int = setting(
         2,
         "transformer blocks; the image models have a fixed depth",
-        integers(1, 64, "every block is kept for each arm"),
+        Bounds(1, 64, "every block is kept for each arm"),
     )
     dropout: float = setting(
         0.0,
         "probability that an activation is dropped",
-        Bounds(low=0.0, high=1.0, excludes_high=True, why="a probability, at 1 nothing is left to train"),
+        Bounds(0.0, 1.0, "a probability, at 1 nothing is left to train", excludes_high=True),
     )
     penalty: float = setting(
         0.0,
         "coefficient of the squared norm of the last weight matrix, which is added to the loss",
-        numbers(0.0, FLOAT16_MAX, "a coefficient of the loss, which has to stay within float16"),
+        Bounds(0.0, FLOAT16_MAX, "a coefficient of the loss, which has to stay within float16"),
     )
     contrast: Contrast = setting(Contrast.symmetric, "the loss of the workload docstrings")
     target: str | None = setting(None, "FILE.py:NAME or package.module:NAME of a task, with `workload=custom`")
@@ -239,7 +239,7 @@ class OptimizerConfig:
     lr: float = setting(
         0.1,
         "learning rate",
-        numbers(1e-16, FLOAT16_MAX, "below it no float64 weight moves, above it a step leaves float16"),
+        Bounds(1e-16, FLOAT16_MAX, "below it no float64 weight moves, above it a step leaves float16"),
         also=("learning_rate",),
     )
     momentum: float = setting(0.9, "of momentum and nesterov: the share of the buffer that stays at each step", DECAY)
@@ -248,12 +248,12 @@ class OptimizerConfig:
     eps: float = setting(
         1e-8,
         "of adam and adamw: added to the root of the second moment",
-        numbers(2e-38, FLOAT16_MAX, "below it float32 has a zero, by which Adam divides"),
+        Bounds(2e-38, FLOAT16_MAX, "below it float32 has a zero, by which Adam divides"),
     )
     weight_decay: float = setting(
         0.0,
         "factor of the weights, which is added to the gradient (adamw: to the step)",
-        numbers(0.0, FLOAT16_MAX, "a factor of the weights, which have to stay within float16"),
+        Bounds(0.0, FLOAT16_MAX, "a factor of the weights, which have to stay within float16"),
     )
     target: str | None = setting(None, "FILE.py:NAME or package.module:NAME of what makes the optimizer, with `optimizer=custom`")
     args: dict[str, Any] = setting({}, "its other keyword arguments; the + adds a key")
@@ -316,7 +316,7 @@ class ScheduleConfig:
     warmup_steps: int = setting(
         0,
         "optimizer steps over which the learning rate rises linearly",
-        integers(0, MOST_STEPS, "a trial has no more steps"),
+        Bounds(0, MOST_STEPS, "a trial has no more steps"),
         also=("warmup", "lr_scheduler"),
     )
 
@@ -345,20 +345,20 @@ class TrialConfig:
     clip_norm: float | None = setting(
         None,
         "largest norm of the gradient, clipped once per optimizer step",
-        numbers(1e-12, 1e12, "Adam squares the clipped gradient, which float32 has to represent"),
+        Bounds(1e-12, 1e12, "Adam squares the clipped gradient, which float32 has to represent"),
         also=("clip", "max_grad_norm", "grad_clip"),
     )
     ema_decay: float | None = setting(
         None,
         "decay of a moving average of the weights, updated once per optimizer step",
-        Bounds(low=0.0, high=1.0, excludes_low=True, excludes_high=True, why="the share of the average that stays"),
+        Bounds(0.0, 1.0, "the share of the average that stays", excludes_low=True, excludes_high=True),
     )
     precision: Precision = setting(Precision.float32, also=("dtype", "amp", "fp16", "bf16"))
     # 2**12, not PyTorch's 2**16: gradients of small nets come near 1, and 2**16 would overflow float16 at the first step.
     loss_scale: float = setting(
         4096.0,
         "initial loss scale with float16",
-        numbers(1e-8, 1e10, "gradients times it have to come within float16, a halving for each step skipped"),
+        Bounds(1e-8, 1e10, "gradients times it have to come within float16, a halving for each step skipped"),
     )
     device: Device = setting(Device.auto)
     execution: Execution = setting(Execution.eager)
@@ -366,46 +366,46 @@ class TrialConfig:
     effective_batch: int = setting(
         64,
         "B: samples of one optimizer step",
-        integers(1, MOST_SAMPLES, "no data set has more training samples"),
+        Bounds(1, MOST_SAMPLES, "no data set has more training samples"),
         also=("B", "batch_size", "global_batch_size"),
     )
     accumulation_steps: tuple[int, ...] = setting(
         (2, 4, 8, 16),
         "N: micro-batches of b = B / N samples; each N is a run of its own",
-        integers(1, MOST_SAMPLES, "a micro-batch has a sample or more"),
+        Bounds(1, MOST_SAMPLES, "a micro-batch has a sample or more"),
         also=("N", "b", "gradient_accumulation_steps", "accumulate_grad_batches", "micro_batch_size"),
     )
     split: Split = setting(Split.even)
     steps: int = setting(
         60,
         "optimizer steps of training in the precision under test",
-        integers(1, MOST_STEPS, "every arm takes each, and leaves a row of it"),
+        Bounds(1, MOST_STEPS, "every arm takes each, and leaves a row of it"),
         also=("epochs", "max_steps", "num_steps"),
     )
     algebra_steps: int | None = setting(
         None,
         "windows that are compared in float64; null: ten, an epoch's short last one, the next, and those at large differences",
-        integers(1, MOST_STEPS, "every arm takes each, in float64"),
+        Bounds(1, MOST_STEPS, "every arm takes each, in float64"),
     )
     probe_every: int = setting(
         10,
         "optimizer steps between two probes: the gradients of all micro-batches, and the window's in float64",
-        integers(1, 10**9, "optimizer steps; above `steps`, the first alone is probed"),
+        Bounds(1, 10**9, "optimizer steps; above `steps`, the first alone is probed"),
     )
     referee_every: int = setting(
         50,
         "optimizer steps between two measurements of each model's gradient error in float64, the most expensive measure",
-        integers(1, 10**9, "optimizer steps; above `steps`, the first alone is refereed"),
+        Bounds(1, 10**9, "optimizer steps; above `steps`, the first alone is refereed"),
     )
     permutations: int = setting(
         30,
         "largest number of row orders in which rounding is measured; fewer are used if they suffice",
-        integers(30, 10_000, "each is a gradient of every arm"),  # the last limits of L1 need 30 (docs/equivalence.md)
+        Bounds(30, 10_000, "each is a gradient of every arm"),  # the last limits of L1 need 30 (docs/equivalence.md)
     )
     nulls: int = setting(
         2,
         "controls for rounding: large-batch runs with shuffled rows; one more run starts with weights one rounding unit off",
-        integers(1, 100, "each is a model with its optimizer, trained beside the others"),
+        Bounds(1, 100, "each is a model with its optimizer, trained beside the others"),
     )
     faults: tuple[str, ...] = setting(
         (), "runs that are wrong on purpose: names of causes, `all`, or `scale@1e-6` (gradients 1e-6 too large)"
@@ -418,7 +418,7 @@ class TrialConfig:
         None, "the only training to run (small_batch-16, say) in an experiment that chooses a learning rate for each; null: all"
     )
     seed: int = setting(
-        0, "seed of the weights, the order of the samples and every random draw", integers(0, 2**63 - 1, "what a generator takes")
+        0, "seed of the weights, the order of the samples and every random draw", Bounds(0, 2**63 - 1, "what a generator takes")
     )
 
 
@@ -431,10 +431,10 @@ class HarnessConfig(TrialConfig):
     workers: int = setting(
         0,
         "trials at the same time (on each GPU); 0 is one per core, or per GPU",
-        integers(0, 1024, "processes; 0 is one per core"),
+        Bounds(0, 1024, "processes; 0 is one per core"),
     )
     trial_seconds: float = setting(
-        0.0, "time after which a trial is ended, and has failed; 0: no limit", numbers(0.0, 1e8, "three years are enough")
+        0.0, "time after which a trial is ended, and has failed; 0: no limit", Bounds(0.0, 1e8, "three years are enough")
     )
     tracking: TrackingConfig = field(default_factory=TrackingConfig)
 

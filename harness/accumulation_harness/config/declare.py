@@ -10,16 +10,20 @@ MOST_SAMPLES = 60_000  # of a task's training set
 MOST_STEPS = 100_000
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Bounds:
-    """From `low` to `high`, each included unless it says otherwise, and the reason."""
+    """From `low` to `high`, each included unless it says otherwise, and what lies beyond; of integers where its ends are."""
 
     low: float
     high: float
     why: str
-    is_integer: bool = False
-    excludes_low: bool = False
-    excludes_high: bool = False
+    excludes_low: bool = field(default=False, kw_only=True)
+    excludes_high: bool = field(default=False, kw_only=True)
+
+    @property
+    def is_integer(self) -> bool:
+        """Whether only integers are meant."""
+        return isinstance(self.low, int)
 
     def hold(self, value: float) -> bool:
         """Whether `value` lies between; NaN does not."""
@@ -31,34 +35,6 @@ class Bounds:
         low, high = (self.low, self.high) if self.is_integer else (f"{self.low:g}", f"{self.high:g}")
         between = f"{'above' if self.excludes_low else 'from'} {low} {'to below' if self.excludes_high else 'to'} {high}"
         return f"{'an integer' if self.is_integer else 'a number'} {between}"
-
-
-def integers(low: int, high: int, why: str) -> Bounds:
-    """Bound an integer setting from `low` to `high`, both included.
-
-    Args:
-        low: Least value.
-        high: Greatest value.
-        why: What lies beyond, for the message.
-
-    Returns:
-        The bounds.
-    """
-    return Bounds(low=low, high=high, why=why, is_integer=True)
-
-
-def numbers(low: float, high: float, why: str) -> Bounds:
-    """Bound a setting from `low` to `high`, both included.
-
-    Args:
-        low: Least value.
-        high: Greatest value.
-        why: What lies beyond, for the message.
-
-    Returns:
-        The bounds.
-    """
-    return Bounds(low=low, high=high, why=why)
 
 
 def setting(default: Any, meaning: str = "", bounds: Bounds | None = None, *, also: tuple[str, ...] = ()) -> Any:
