@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -31,7 +30,6 @@ class Run:
     clip_norm: float | None
     dropout: bool = True
     frozen_statistics: bool = False
-    cudnn: bool = True  # whether convolutions may be cuDNN's
 
 
 Removal = Callable[[Setting, Run], Run]
@@ -60,8 +58,6 @@ REMOVALS: dict[str, Removal] = {
     "low precision": _with_changes(precision=Precision.float64),
     "unequal lengths": _equal_lengths,
 }
-# Convolutions are torch's own: cuDNN chooses its algorithm by the shape, another one for b samples than for B.
-ON_CUDA: dict[str, Removal] = {"cuDNN": _with_changes(cudnn=False)}
 
 
 def attribute(setting: Setting, recipe: Recipe, windows: Sequence[Tensor]) -> Mapping[str, float]:
@@ -88,8 +84,7 @@ def attribute(setting: Setting, recipe: Recipe, windows: Sequence[Tensor]) -> Ma
     widest, whole = max(zip(runs, gaps, strict=True), key=lambda pair: -1.0 if math.isnan(pair[1]) else pair[1])
     if not whole > 0 or not math.isfinite(whole):
         return {}
-    removals = REMOVALS | (ON_CUDA if setting.device.type == "cuda" else {})
-    return {name: 1 - gap(setting, remove(setting, widest)) / whole for name, remove in removals.items()}
+    return {name: 1 - gap(setting, remove(setting, widest)) / whole for name, remove in REMOVALS.items()}
 
 
 def gap(setting: Setting, run: Run) -> float:
@@ -107,7 +102,7 @@ def gap(setting: Setting, run: Run) -> float:
     if run.frozen_statistics:
         freeze(arm.model)
     watch = Watch(arm)
-    with setting.randomness(), _convolutions(run.cudnn):
+    with setting.randomness():
         take_step(arm, arm.workload.batch(run.ids))
     if watch.gradient is None:
         return math.nan
@@ -118,15 +113,3 @@ def gap(setting: Setting, run: Run) -> float:
     with setting.randomness():
         exact = referee.gradient(snapshot(referee.model), setting.exact.batch(run.ids))
     return relative_distance(watch.gradient, clipped(exact, run.clip_norm))
-
-
-@contextmanager
-def _convolutions(of_cudnn: bool) -> Iterator[None]:
-    """cuDNN's or torch's own; `torch.backends.cudnn.flags` raises where its two interfaces for TF32 disagree."""
-    kernels: Any = torch.backends.cudnn
-    before = kernels.enabled
-    kernels.enabled = before and of_cudnn
-    try:
-        yield
-    finally:
-        kernels.enabled = before

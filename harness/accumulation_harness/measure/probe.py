@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property, partial
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -337,12 +338,13 @@ class Probe:
             finally:
                 handle.remove()
 
-    def _at(self, taken: ConsumedWindow, inside: Inside = WHOLE) -> Computed:
-        """The window's objective and gradient, by the state; with what `inside` says computed within its micro-batches."""
+    def _at(self, taken: ConsumedWindow, inside: Inside = WHOLE, of: Literal[1, 2] = 1) -> Computed:
+        """The window's objective and gradient (`of` 2: the running statistics after it) by the state, as `inside` says."""
 
         def compute(state: State) -> tuple[Loss, Tensor]:
             with self._drawing(taken, inside):
-                return self.referee.within(state, taken.window, taken.sizes, inside)[:2]
+                found = self.referee.within(state, taken.window, taken.sizes, inside)
+            return found[0], found[of]
 
         return compute
 
@@ -474,30 +476,32 @@ class Probe:
         errors: dict[Causes, float] = {}
         resolved: dict[Causes, float] = {}
         for causes, inside in self._contexts(taken).items():
-            with self._drawing(taken, inside):
-                own_loss, gradient, after = self.referee.within(taken.state, taken.window, taken.sizes, inside)
-            own, statistics = (own_loss, self.setting.offload.put(gradient)), (own_loss, after)
+            compute = self._at(taken, inside)
+            own_loss, gradient = compute(taken.state)
+            own = own_loss, self.setting.offload.put(gradient)
             del gradient  # as large as the model
-            within = self._at(taken, inside)
             errors[causes] = relative_distance(taken.consumed, clipped(own[1], taken.arm.clip_norm))
             if errors[causes] > ALGEBRA_GATE:
                 resolved[causes] = RESOLVED * self._resolved(taken, errors[causes], own, inside)
                 errors[causes] = 0.0 if errors[causes] <= resolved[causes] else errors[causes]
-            if not errors[causes] <= ALGEBRA_GATE:
-                continue
-            error = 0.0
-            if inside.statistics:
-
-                def moved(state: State, inside: Inside = inside) -> tuple[Loss, Tensor]:
-                    with self._drawing(taken, inside):
-                        loss, _, then = self.referee.within(state, taken.window, taken.sizes, inside)
-                    return loss, then
-
-                error = relative_distance(running_statistics(dict(taken.arm.model.named_buffers())), statistics[1])
-                if ALGEBRA_GATE < error <= RESOLVED * self._resolution(taken, statistics, moved, error)[1]:
-                    error = 0.0  # in deep layers they are as ill-conditioned as what they normalise
-            return Within(errors, resolved, self._loss_error(taken, loss, own, within), error)
+            if errors[causes] <= ALGEBRA_GATE:
+                of_statistics = self._statistics_error(taken, inside) if inside.statistics else 0.0
+                return Within(errors, resolved, self._loss_error(taken, loss, own, compute), of_statistics)
         return Within(errors, resolved)
+
+    def _statistics_error(self, taken: ConsumedWindow, inside: Inside) -> float:
+        """The error of the running statistics; zero where float64 resolves no more.
+
+        In deep layers they are as ill-conditioned as what they normalise.
+
+        Returns:
+            A relative error ||a - s|| / ||s||.
+        """
+        compute = self._at(taken, inside, of=2)
+        exact = compute(taken.state)
+        error = relative_distance(running_statistics(dict(taken.arm.model.named_buffers())), exact[1])
+        unresolved = ALGEBRA_GATE < error <= RESOLVED * self._resolution(taken, exact, compute, error)[1]
+        return 0.0 if unresolved else error
 
     def _errors(self, label: str, taken: ConsumedWindow, within: Within) -> Errors:
         """Causes -> error of their best variant, also beside what is computed `within` the micro-batches."""

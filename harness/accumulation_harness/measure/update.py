@@ -7,6 +7,7 @@ import math
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import accumulate
 
 import torch
@@ -234,9 +235,7 @@ def check_update(
     Returns:
         Relative errors of weights, state and moving average, also under each known fault.
     """
-
-    def twin(weights: Tensor, first: Sequence[Tensor] = (), *, decays: bool = True, advances: Advances | None = None) -> Twin:
-        return Twin.stepped(before, taken, weights, consumed, first, decays=decays, advances=advances, offload=setting.offload)
+    twin = partial(Twin.stepped, before, taken, consumed=consumed, offload=setting.offload)
 
     def others() -> Iterator[Mapping[str, float]]:
         """The state's errors beside twins that have advanced for every micro-batch; one entry alone may have done so."""
@@ -244,7 +243,7 @@ def check_update(
         hypotheses = [(zeros, False, None), *((each, True, None) for each in _partial_gradients(parts()))]
         for first, decays, advances in (*hypotheses, *((zeros, False, some) for some in BY_HAND)):
             with contextlib.suppress(Exception):  # a class of the user's own may know no rate of zero: then this says nothing
-                yield own.state_errors(twin(start, first, decays=decays, advances=advances), before)
+                yield own.state_errors(twin(start, first=first, decays=decays, advances=advances), before)
 
     right, own = twin(start), Twin.of(arm.optimizer, list(arm.model.parameters()), setting.offload)
     setting.offload.release()
@@ -260,12 +259,7 @@ def check_update(
     fits = is_decays(shrunk, start, factors) or any(
         relative_distance(twin(start * factor).weights - start, reached - start) <= DECAYED_FIRST for factor in factors
     )
-    errors = own.state_errors(right, before)
-    advanced_error = 0.0
-    if not all(value <= ALGEBRA_GATE for value in errors.values()):
-        # What two twins have otherwise is no state: a clock, memory that nothing was written to, an object's identity.
-        changing = {name for name, error in twin(start).state_errors(right, before).items() if error}
-        errors = {name: 0.0 if name in changing else error for name, error in errors.items()}
+    errors, advanced_error = _state_errors(own, right, before, lambda: twin(start)), 0.0
     if not all(value <= ALGEBRA_GATE for value in errors.values()):
         advanced_error = min((_worst_entry_of_best_twin(errors, each) for each in others()), default=math.inf)
         if setting.narrow_steps and advanced_error <= RESOLVED * STORED:  # state in float32, which rounds in another order
@@ -278,6 +272,15 @@ def check_update(
         advanced_error=advanced_error,
         average_error=average_error,
     )
+
+
+def _state_errors(own: Twin, right: Twin, before: Before, again: Callable[[], Twin]) -> dict[str, float]:
+    """Of the state beside a twin's; zero of what two twins have otherwise: a clock, memory never written to, an identity."""
+    errors = own.state_errors(right, before)
+    if all(value <= ALGEBRA_GATE for value in errors.values()):
+        return errors
+    changing = again().state_errors(right, before)
+    return {name: 0.0 if changing.get(name) else error for name, error in errors.items()}
 
 
 def _average_errors(setting: Setting, arm: Arm, before: Before, start: Tensor, reached: Tensor) -> tuple[dict[str, float], float]:
