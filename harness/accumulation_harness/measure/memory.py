@@ -61,12 +61,12 @@ class Alive:
     def __init__(self, parameters: Sequence[nn.Parameter]) -> None:
         self.parameters = parameters
         self.held: dict[int, tuple[int, int]] = {}  # storage -> how many saved tensors hold it, and its bytes
-        self.most = self.most_held = 0  # of both together, and of what autograd holds
+        self.gradients = self.most = self.most_held = 0  # the gradients last, most of both together and of what autograd holds
 
     def look(self) -> None:
         """Note the bytes that live now, where they are the most so far."""
-        gradients, held = num_bytes(gradients_of(self.parameters)), sum(size for _, size in self.held.values())
-        self.most, self.most_held = max(self.most, gradients + held), max(self.most_held, held)
+        self.gradients, held = num_bytes(gradients_of(self.parameters)), sum(size for _, size in self.held.values())
+        self.most, self.most_held = max(self.most, self.gradients + held), max(self.most_held, held)
 
 
 class Held:
@@ -104,7 +104,6 @@ def of_step(arm: Arm, window: Batch) -> Memory:
         gc.collect()
     own = [*arm.model.parameters(), *arm.model.buffers(), *pytree.tensors((window.inputs, window.targets))]
     known = {tensor.untyped_storage()._cdata for tensor in own}
-    gradients = [0]
     alive = Alive(list(arm.model.parameters()))
 
     def pack(tensor: Tensor) -> Held | Tensor:
@@ -114,14 +113,13 @@ def of_step(arm: Arm, window: Batch) -> Memory:
     def unpack(held: Held | Tensor) -> Tensor:
         return held.tensor if isinstance(held, Held) else held
 
-    def see_gradients(arm: Arm) -> None:
-        gradients[0] = num_bytes(gradients_of(arm.model.parameters()))
+    def see_peak(arm: Arm) -> None:
         if device is not None:
             peaks.append(device.max_memory_allocated(arm.device))
             device.reset_peak_memory_stats(arm.device)
 
     recipe = arm.recipe
-    arm.recipe = dataclasses.replace(recipe, at_boundary=(see_gradients, *recipe.at_boundary))
+    arm.recipe = dataclasses.replace(recipe, at_boundary=(see_peak, *recipe.at_boundary))
     hooks = [p.register_post_accumulate_grad_hook(lambda _: alive.look()) for p in alive.parameters if p.requires_grad]
     peaks: list[int] = []
     foreign = 0
@@ -139,7 +137,7 @@ def of_step(arm: Arm, window: Batch) -> Memory:
         peaks.append(device.max_memory_allocated(arm.device))
     return Memory(
         parameters=num_bytes([*arm.model.parameters(), *arm.model.buffers()]),
-        gradients=gradients[0],
+        gradients=alive.gradients,
         state=num_bytes(state_tensors(arm)),
         activations=alive.most_held,
         alive=alive.most,

@@ -114,7 +114,7 @@ def measure(setting: Setting, recipes: Mapping[str, Recipe], windows: Sequence[T
     places = setting.exact.num_terms(window).nonzero().flatten().cpu()
     sample = window.rows(places[len(places) // 2 :][:1])
     with poisoned(list(arms.values()), dataclasses.replace(sample, ids=sample.ids[:0])) as asked:
-        before = _wrong(setting, lock, first) if after else lock.step(first)
+        before = _wrong(setting, lock, first)
     by_outputs = [arm for arm in arms.values() if arm not in asked]
     meeting = Meeting(lock)
     scales = {label: arm.scaler.get_scale() for label, arm in arms.items()}

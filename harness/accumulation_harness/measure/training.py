@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
@@ -45,12 +47,13 @@ class End:
 class Distances:
     """The target-precision run, by label: losses and d_t by step."""
 
-    losses: dict[str, list[float]]
-    parameters: dict[str, list[float]]
-    errors: dict[str, dict[int, float]]  # of the gradients by step, where they were measured
     null_labels: tuple[str, ...]
-    ends: dict[str, End]
     clearly: float  # times the full batch's, an error of a gradient that is no rounding
+    losses: defaultdict[str, list[float]] = field(default_factory=partial(defaultdict, list))
+    parameters: defaultdict[str, list[float]] = field(default_factory=partial(defaultdict, list))
+    # Of the gradients by step, where they were measured.
+    errors: defaultdict[str, dict[int, float]] = field(default_factory=partial(defaultdict, dict))
+    ends: dict[str, End] = field(default_factory=dict)
 
     def finite(self, label: str) -> bool:
         """Whether the arm's weights stayed finite, and the losses but those of windows that overflowed."""
@@ -121,14 +124,7 @@ def train(
     noise = noise_scale.watch(
         {label: lock.arms[label] for label in recipes if names[label].name == ACCUMULATED}, config.probe_every
     )
-    distances = Distances(
-        {label: [] for label in names},
-        {label: [] for label in names},
-        {label: {} for label in names},
-        tuple(nulls),
-        {},
-        CLEARLY.get(config.precision, math.inf),
-    )
+    distances = Distances(tuple(nulls), CLEARLY.get(config.precision, math.inf))
     for t, ids in enumerate(stream):
         exact = _exact_gradients(setting, lock, recipes.keys(), t, ids) if t % config.referee_every == 0 or t in also else None
         records = lock.step(ids, gradients="compared", exact=exact)

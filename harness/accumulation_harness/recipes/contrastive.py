@@ -144,14 +144,9 @@ class Bank:
         """Add a micro-batch's representations, and drop the oldest beyond M."""
         if self.has_momentum:
             own = self._by_momentum(arm, part)
-        kept, new = arm.memory.get("bank"), own._replace(queries=own.queries.detach(), passages=own.passages.detach())
-        queries, passages = (
-            (new.queries, new.passages)
-            if kept is None
-            else (torch.cat([kept.queries, new.queries]), torch.cat([kept.passages, new.passages]))
-        )
-        queries = queries[-self.size :] if self.has_queries else queries[:0]
-        arm.memory["bank"] = Representations(queries, passages[-self.size :], new.log_scale.detach())
+        kept = [*([arm.memory["bank"]] if "bank" in arm.memory else []), own]
+        queries, passages = (torch.cat([one[k].detach() for one in kept])[-self.size :] for k in range(2))
+        arm.memory["bank"] = Representations(queries if self.has_queries else queries[:0], passages, own.log_scale.detach())
 
     def _by_momentum(self, arm: Arm, part: Batch) -> Representations:
         """By the moving average of the towers, which moves at the start of each window."""

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -68,20 +68,6 @@ class StatisticsPending(Exception):
     """The window's statistics of this layer are not computed yet: it has taken the moments of its input, and cannot go on."""
 
 
-class _AddStatisticsGradient(torch.autograd.Function):
-    """Identity; backward adds dL/dmean dmean/dx + dL/dvar dvar/dx to dL/dx."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, through_statistics: Tensor) -> Tensor:
-        ctx.save_for_backward(through_statistics)
-        return x.view_as(x)
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
-        (through_statistics,) = ctx.saved_tensors
-        return gradients[0] + through_statistics, None
-
-
 class WindowNorm(nn.Module):
     """BatchNorm by the statistics of the window: y = (x - mean) / sqrt(var + eps) * weight + bias.
 
@@ -120,7 +106,8 @@ class WindowNorm(nn.Module):
             raise StatisticsPending
         mean, variance = self.leaves or (self.window.mean, self.window.variance)
         if self.adjoints is not None and wide.requires_grad:
-            wide = _AddStatisticsGradient.apply(wide, self._statistics_gradient(wide.detach(), self.window, *self.adjoints))  # type: ignore[no-untyped-call]
+            wide = wide.view_as(wide)  # of a tensor of its own dL/dx is that beside the statistics, to which theirs is added
+            wide.register_hook(partial(torch.add, self._statistics_gradient(wide.detach(), self.window, *self.adjoints)))
         return self._normalised(wide, mean, variance).to(x.dtype)
 
     def finish_statistics(self) -> None:

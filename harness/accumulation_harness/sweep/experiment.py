@@ -50,7 +50,6 @@ from accumulation_harness.sweep.child import (
 from accumulation_harness.sweep.progress import Kind, Progress, TimeLeft
 from accumulation_harness.system import driver, opened, processes
 
-OwnSettings = Callable[[str, str, str | None], dict[str, Any]]
 GRACE_SECONDS = 5.0  # between SIGTERM and SIGKILL
 
 STOP_SECONDS = 8  # between a signal and the end of the command, whatever hangs
@@ -259,9 +258,9 @@ def _distinct(configs: Sequence[HarnessConfig]) -> list[Cell]:
     for store in stores.values():
         store.check_writable()
     cells: dict[Path, Cell] = {}
-    own = functools.cache(_own)  # a task is asked once
+    fingerprint = functools.cache(targets.data_fingerprint)  # a task is asked once
     for config in configs:
-        found = resolved(config, own)
+        found = resolved(config, fingerprint)
         try:
             cell = Cell(found, stores[config.results], identity(found.trial))
             cells.setdefault(cell.folder, cell)
@@ -272,7 +271,7 @@ def _distinct(configs: Sequence[HarnessConfig]) -> list[Cell]:
     return list(cells.values())
 
 
-def resolved(config: HarnessConfig, own: OwnSettings | None = None) -> HarnessConfig:
+def resolved(config: HarnessConfig, fingerprint: Callable[[str, str, str], str] = targets.data_fingerprint) -> HarnessConfig:
     """Put `device=cuda` in place of `auto` where there is a CUDA device; `auto` that stays means the CPU.
 
     So a trial on a GPU and one on a CPU have different identities. Files of the user are named from this folder, and the
@@ -280,36 +279,19 @@ def resolved(config: HarnessConfig, own: OwnSettings | None = None) -> HarnessCo
 
     Args:
         config: The settings of a trial.
-        own: Names a target and the fingerprint of its data; `_own`, or a function that remembers what that gave.
+        fingerprint: `targets.data_fingerprint`, or a function that remembers what that gave.
 
     Returns:
         The settings, as `identity` wants them.
     """
-    name, workload, optimizer = own or _own, config.workload, config.optimizer
-    if workload.target is not None:
-        told = workload.source or json.dumps(workload.args)
-        workload = dataclasses.replace(workload, **name("workload.target", workload.target, told))
-    if optimizer.target is not None:
-        optimizer = dataclasses.replace(optimizer, **name("optimizer.target", optimizer.target, None))
+    workload, optimizer = config.workload, config.optimizer
+    if (target := workload.target) is not None:
+        source = workload.source or fingerprint("workload.target", target, json.dumps(workload.args)) or None
+        workload = dataclasses.replace(workload, target=targets.place("workload.target", target), source=source)
+    if (target := optimizer.target) is not None:
+        optimizer = dataclasses.replace(optimizer, target=targets.place("optimizer.target", target))
     device, results = Device.cuda if _uses_cuda(config.device) else config.device, os.path.abspath(config.results)
     return dataclasses.replace(config, device=device, results=results, workload=workload, optimizer=optimizer)
-
-
-def _own(field: str, target: str, told: str | None) -> dict[str, Any]:
-    """Name a target, and fingerprint a task's data.
-
-    Args:
-        field: The setting that has the target.
-        target: The target.
-        told: The fingerprint from before, or else the task's arguments, a JSON object; None of an optimizer.
-
-    Returns:
-        `target`, and `source` of a task: the settings to replace.
-    """
-    named = {"target": targets.place(field, target)}
-    if told is None or not told.startswith("{"):
-        return named
-    return named | {"source": targets.data_fingerprint(field, target, told) or None}
 
 
 def _longest_first(cells: Sequence[Cell]) -> list[Cell]:
