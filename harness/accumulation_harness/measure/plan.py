@@ -25,7 +25,6 @@ from accumulation_harness.recipes.recipe import Recipe
 from accumulation_harness.system import accelerator
 from accumulation_harness.system.processes import NoAnswer, answered, run_command
 from accumulation_harness.system.terminal import one_line
-from accumulation_harness.workloads.build import smallest_micro_batch
 
 UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30}
 MARGIN = 0.05  # of the budget that stays free: temporaries inside operations are not counted on a CPU
@@ -149,7 +148,7 @@ def fit_memory(config: TrialConfig) -> tuple[float, float, int]:
     device = choose_device(config.device)
     with deterministic(config.precision, device):
         setting = Setting(config, device)
-        least = max(smallest_micro_batch(config), setting.exact.smallest_micro_batch)
+        least = setting.exact.smallest_micro_batch
         most = min(config.effective_batch, setting.exact.num_samples, 16)
         if most < 2 * least:
             raise ConfigError("effective_batch", config.effective_batch, f"{2 * least} samples or more, to measure at two sizes")

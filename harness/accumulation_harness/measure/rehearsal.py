@@ -41,7 +41,6 @@ from accumulation_harness.recipes import precision
 from accumulation_harness.results.measurements import Measurements
 from accumulation_harness.system import accelerator, pytree
 from accumulation_harness.workloads import Batch, Workload
-from accumulation_harness.workloads.build import smallest_micro_batch
 from accumulation_harness.workloads.layers import copied, in_format
 
 WIDTH = 24  # of the stand-in, whose activations then take little beside its parameters
@@ -163,7 +162,7 @@ def bytes_of_window(setting: Setting) -> float:
     """
     [ids] = setting.windows(1)
     workload, model = setting.exact, in_format(copied(setting.initial), setting.device, setting.exact_dtype)
-    window, least = workload.batch(ids), max(smallest_micro_batch(setting.config), workload.smallest_micro_batch)
+    window, least = workload.batch(ids), workload.smallest_micro_batch
     sizes = (least, 2 * least)
     static, each = memory.fit(sizes, [_most(workload, model, workload.prepared(window.rows(slice(b)))) for b in sizes])
     return static + each * len(window)
@@ -203,7 +202,7 @@ def seconds(setting: Setting, counted: Counted, overhead: float) -> float:
 
 def _taken(setting: Setting, one: Pass, window: Tensor) -> Callable[[], object]:
     """A pass of the task itself, on at most the window."""
-    config, least = setting.config, max(smallest_micro_batch(setting.config), setting.exact.smallest_micro_batch)
+    config, least = setting.config, setting.exact.smallest_micro_batch
     dtype = setting.exact_dtype if one.exact else precision.parameter_dtype(config.precision)
     workload, model = setting.workloads[dtype], in_format(copied(setting.initial), setting.device, dtype)
     batch = workload.prepared(workload.batch(window[: max(least, round(min(1.0, one.share) * len(window)))]))

@@ -45,7 +45,6 @@ from accumulation_harness.recipes.recipe import Arm, Recipe
 from accumulation_harness.results.judged_arm import VerdictRow, to_stored
 from accumulation_harness.results.measurements import Measurement, Measurements
 from accumulation_harness.workloads import Batch
-from accumulation_harness.workloads.build import smallest_micro_batch
 
 ROOT, STANDARD = Path(__file__).parents[1], Path(traceback.__file__).parent.name  # folders of our own code, and of Python's
 
@@ -309,7 +308,7 @@ def check_splits(setting: Setting, candidates: Sequence[Candidate]) -> None:
     config, num_samples = setting.config, setting.exact.num_samples
     if config.effective_batch > num_samples:
         raise ConfigError("effective_batch", config.effective_batch, f"at most the {num_samples} training samples")
-    smallest = max(smallest_micro_batch(config), setting.exact.smallest_micro_batch)
+    smallest = setting.exact.smallest_micro_batch
     remainder = num_samples % config.effective_batch if config.data.last_window == LastWindow.keep else 0
     model = f"model={config.workload.model}" if config.workload.data != Data.custom else f"the model of {config.workload.label}"
     for candidate in candidates:

@@ -58,7 +58,7 @@ class Workload(Protocol):
     held_out: Batch
     penalty: float = 0.0  # coefficient of `auxiliary`
     coupling: Cause | None = None  # of computing the loss within micro-batches; None: each term depends on its own sample alone
-    smallest_micro_batch: int = 1  # samples; a task's model may need two, for its BatchNorm
+    smallest_micro_batch: int = 1  # samples; a model may need two, for its BatchNorm
     widens: bool = False  # whether a task's code computes in narrower formats unless it is widened: of the float64 workload
     is_stateful: bool = False  # whether a training forward moves buffers that the next one's outputs depend on
     moves_state: bool = False  # whether a training forward moves any state of the model, beside BatchNorm's

@@ -62,22 +62,9 @@ def make_workload(config: TrialConfig, *, device: torch.device, dtype: torch.dty
         case _:
             workload = _images(config, device, dtype)
     workload.penalty = config.workload.penalty
+    # BatchNorm of the perceptron has one value per sample and channel; the feature maps of the others are 4x4 or larger.
+    workload.smallest_micro_batch = 2 if config.norm == Norm.batch and config.workload.model == Model.mlp else 1
     return workload
-
-
-def smallest_micro_batch(config: TrialConfig) -> int:
-    """Count the fewest samples that can be a micro-batch.
-
-    2 where BatchNorm has one value per sample and channel, which is the perceptron; the feature maps of the convolutional
-    models are 4x4 or larger wherever they are normalised.
-
-    Args:
-        config: The settings of a trial of a built-in workload.
-
-    Returns:
-        1 or 2.
-    """
-    return 2 if config.norm == Norm.batch and config.workload.model == Model.mlp else 1
 
 
 def _images(config: TrialConfig, device: torch.device, dtype: torch.dtype) -> ImageWorkload:
