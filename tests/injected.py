@@ -1,14 +1,12 @@
-"""Faults at every call: an error, a full disk, a kill at the n-th call to the system, for every n, and at two of them.
+"""Faults at every call: an error, a full disk, a kill at the n-th call to the system, for every n.
 
-`python -m tests.injected [--faults 10000] [--seed 0] [WORK ...]` is the campaign; `tests/test_injected.py` is a part of it. A
-call is what Python tells its audit hooks about a path (open, rename, remove, mkdir, listdir, ...), a write, or a sync; of a write
-that fails one half is written. After each fault every file is the old one or the new one, whole (not lost, not altered), nothing
-half-written is left but by a kill, and what was not done has been told: by an exception, a warning, or a command's exit code and
-last line (not silent). The same work is then done again without a fault, and ends where it would have ended (not repeated, no
-hang).
+A call is what Python tells its audit hooks about a path (open, rename, remove, mkdir, listdir, ...), a write, or a sync; of a
+write that fails one half is written. After each fault every file is the old one or the new one, whole (not lost, not altered),
+nothing half-written is left but by a kill, and what was not done has been told: by an exception, a warning, or a command's exit
+code and last line (not silent). The same work is then done again without a fault, and ends where it would have ended (not
+repeated, no hang).
 """
 
-import argparse
 import builtins
 import errno
 import gc
@@ -16,14 +14,12 @@ import io
 import json
 import logging
 import os
-import random
 import re
 import shutil
 import sys
 import tempfile
 import time
 import warnings
-from collections import Counter
 from collections.abc import Callable, Iterable
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from dataclasses import dataclass
@@ -401,51 +397,3 @@ def struck(name, bad):
         return [*wrong, *work.wrong(root)], calls
     finally:
         shutil.rmtree(root)
-
-
-def campaign(number, seed, works):
-    """Each kind at every call once, then pairs of them at random; counts by kind and work, and by what was wrong."""
-    generator, faults, found = random.Random(seed), Counter(), Counter()
-    calls = {work: undisturbed(work)[-1] for work in works}
-    todo = [(work, {n: kind}) for work in works for n in range(1, calls[work] + 1) for kind in KINDS]
-    quick = [work for work in works if work not in SLOW] or works
-    while faults.total() < number or todo:
-        if todo:
-            work, bad = todo.pop()
-        else:
-            work = generator.choice(quick)
-            bad = {generator.randint(1, calls[work]): generator.choice([*KINDS]) for _ in range(2)}
-        wrong, _ = struck(work, bad)
-        if "hung" in wrong:
-            wrong, _ = struck(work, bad)  # what other processes of the machine have delayed does not hang again
-        faults.update((kind, work) for kind in bad.values())
-        found.update(wrong)
-        for one in wrong:
-            print(f"{work} {bad}: {one}", flush=True)
-    return faults, calls, found
-
-
-def main(arguments=None):
-    """Exit code 1 names what was wrong; exit code 3 says why the campaign could not start."""
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--faults", type=int, default=10_000)
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("works", nargs="*", default=[*WORK], metavar="WORK", help=f"of {', '.join(WORK)}")
-    options = parser.parse_args(arguments)
-    install()
-    try:
-        if cannot := [work for work in options.works if struck(work, {})[0]]:
-            raise AssertionError(f"without a fault these fail: {', '.join(cannot)}")
-    except Exception as error:
-        print(f"cannot start: {error!r}", file=sys.stderr)
-        return 3
-    gc.freeze()  # what has been imported is not looked at after every kill
-    faults, calls, found = campaign(options.faults, options.seed, options.works)
-    for place, names in enumerate((KINDS, options.works)):
-        print(", ".join(f"{name} {sum(n for of, n in faults.items() if of[place] == name)}" for name in names))
-    print(f"{faults.total()} faults over {calls} calls: {dict(found) or 'nothing lost, altered, repeated, silent or hung'}")
-    return int(bool(found))
-
-
-if __name__ == "__main__":
-    sys.exit(main())

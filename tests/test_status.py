@@ -1,18 +1,14 @@
 """The state of a store that real processes write to."""
 
 import os
-import shutil
 import subprocess
 import sys
 import time
-from contextlib import suppress
-from threading import Thread
 
 import pytest
 
-from accumulation_harness.config import ConfigError
 from accumulation_harness.results import sweeps
-from accumulation_harness.results.store import State, Store, StoreError, TrialTaken
+from accumulation_harness.results.store import State, Store
 from accumulation_harness.sweep import status
 
 # A process that claims a trial, says so, and holds it until its input ends.
@@ -67,45 +63,6 @@ def test_time_left_is_the_rate_since_the_sweep_began(tmp_path):
     assert alone.left is None and alone.counts == {"waiting": 6}
     [whole] = status.standings(found, [sweeps.Sweep(("sweep/t0",), now)], now)
     assert whole.left == 0
-
-
-@pytest.mark.filterwarnings("ignore::accumulation_harness.results.store.StoreWarning")
-@pytest.mark.slow
-def test_folders_may_be_deleted_while_a_store_is_looked_at(tmp_path):
-    """And while trials are claimed and finished in it, and sweeps are announced."""
-    store, end, failures = Store(tmp_path), time.monotonic() + 2, []
-
-    def until_the_end(step):
-        number = 0
-        while time.monotonic() < end:
-            try:
-                step(number := number + 1)
-            except (StoreError, TrialTaken, ConfigError):  # its folder was deleted meanwhile, which is said
-                pass
-            except Exception as error:
-                failures.append(error)
-                raise
-
-    def delete(number):
-        shutil.rmtree(tmp_path / ("sweep" if number % 5 else ".sweeps"), ignore_errors=True)
-
-    def look(number):
-        list(status.lines({one.trial: one for one in store.status()}, sweeps.announced(tmp_path)[0], time.time()))
-
-    def fail(number):
-        with suppress(OSError):  # as a sweep does: the others go on
-            store.mark_failed("sweep", f"t{number % 3}", "no such luck")
-
-    def store_one(number):
-        finish(store, f"t{number % 3}")
-
-    steps = (delete, look, fail, store_one, store_one, lambda number: sweeps.announce(tmp_path, ["sweep/t0"]))
-    threads = [Thread(target=until_the_end, args=(step,)) for step in steps]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert not failures
 
 
 def test_a_store_without_trials(tmp_path, capsys):

@@ -63,12 +63,3 @@ def test_what_is_not_there_is_said_in_a_line(tmp_path, monkeypatch, capsys):
     (tmp_path / "train.py").write_text(SCHEDULED)
     assert main(["train.py", "--explain", "--batch-size=32", "--accumulation-steps=4"]) == 2
     assert "how the script gets the two numbers" in capsys.readouterr().err
-
-
-def test_a_method_of_what_is_made_with_the_numbers(tmp_path, monkeypatch, capsys):
-    (tmp_path / "task.py").write_text(
-        "class Task:\n    def __init__(self, batch_size, accumulation_steps):\n        self.n = accumulation_steps\n"
-        "    def fit(self):\n        return self.n\n"
-    )
-    monkeypatch.chdir(tmp_path)
-    assert "task.py:5  return self.n" in section(explained(capsys, "task.py:Task.fit"), "n")

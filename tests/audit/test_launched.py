@@ -13,7 +13,6 @@ import pytest
 from accumulation_harness.audit.observe.places import everything
 from accumulation_harness.audit.observe.pooling import holders
 from accumulation_harness.audit.observe.runs import Functions, Job, Local
-from accumulation_harness.audit.rank import Rank
 from accumulation_harness.audit.request import arms_of
 from accumulation_harness.audit.session import judged
 from tests.audit.loops import halves, meshes
@@ -84,17 +83,6 @@ def test_a_rank_that_raises_is_told():
         report.verdict == "inconclusive"
         and "N=4: the training function raised rank 1: RuntimeError: only here" in report.problems[0]
     )
-
-
-def test_the_rank_is_that_of_torchrun_or_srun(monkeypatch):
-    for name in ("RANK", "SLURM_PROCID"):
-        monkeypatch.delenv(name, raising=False)
-    with pytest.raises(ValueError, match="expected to be started by torchrun"):
-        Rank.of_environment()
-    monkeypatch.setenv("SLURM_PROCID", "3")
-    monkeypatch.setenv("SLURM_NTASKS", "8")
-    monkeypatch.setenv("SLURM_LOCALID", "1")
-    assert Rank.of_environment() == Rank(3, 8, 1)
 
 
 # -- four real ranks --------------------------------------------------------------------------------------------------

@@ -1,5 +1,7 @@
 """Faults inside a module, which no weights of the micro-batches explain, are placed in that module, and in none beside it."""
 
+from functools import partial
+
 import pytest
 import torch
 from torch import nn
@@ -62,20 +64,8 @@ def swaps_rows(forward, state):
     return lambda x: forward(x) if len(x) == B else forward(x).roll(1, 0)
 
 
-def subtracts_neighbours(forward, state):
-    return lambda x: (y := forward(x)) - 0.5 * y.mean(0, keepdim=True)
-
-
-def divides_by_the_largest(forward, state):
-    return lambda x: (y := forward(x)) / y.abs().max()
-
-
 def rounds(forward, state):
     return lambda x: forward(x) if len(x) == B else (y := forward(x)).bfloat16().to(y.dtype)
-
-
-def masks_by_the_batch(forward, state):
-    return lambda x: (y := forward(x)) * (torch.arange(y.shape[1]) < len(y) - 1)[:, None]
 
 
 def gives_another_slope(forward, state):
@@ -95,10 +85,7 @@ class CentredSlope(torch.autograd.Function):
 FAULTS = (
     keeps_a_mean,
     swaps_rows,
-    subtracts_neighbours,
-    divides_by_the_largest,
     rounds,
-    masks_by_the_batch,
     gives_another_slope,
 )
 
@@ -245,24 +232,15 @@ LAYOUTS = {
         lambda: Model(ByName(), lambda middle, x: middle(hidden=x)["hidden"]),
         "forward of `middle.Neighbours`",
     ),
-    "rows and positions in one": (
-        lambda: Model(Neighbours(), lambda middle, x: middle(x.flatten(0, 1)).unflatten(0, (-1, LENGTH))),
-        "forward of `middle`",
-    ),
-    "rows second": (
-        lambda: Model(nn.Identity(), lambda middle, x: Neighbours()(middle(x.transpose(0, 1)).transpose(0, 1))),
-        "forward of `Model.Neighbours`",
-    ),
     "between modules": (lambda: Model(nn.Identity(), lambda middle, x: middle(x) - x.mean(0)), "forward of `Model`"),
     "called twice": (lambda: Model(Neighbours(), lambda middle, x: middle(torch.relu(middle(x)))), "forward of `middle`"),
-    "a checkpoint": (
-        lambda: Model(Twice(), lambda middle, x: checkpoint(middle, x, use_reentrant=False)),
-        "`middle` (Twice): recomputed for the backward",
-    ),
-    "a reentrant checkpoint": (
-        lambda: Model(Twice(), lambda middle, x: checkpoint(middle, x, use_reentrant=True)),
-        "`middle` (Twice): recomputed for the backward",
-    ),
+    **{
+        f"a checkpoint{', reentrant' * reentrant}": (
+            lambda reentrant=reentrant: Model(Twice(), partial(checkpoint, use_reentrant=reentrant)),
+            "`middle` (Twice): recomputed for the backward",
+        )
+        for reentrant in (False, True)
+    },
     "a hook of its own": (lambda: Model(hooked()), "forward of `middle`"),
     "in another arithmetic": (lambda: Model(nn.Linear(WIDTH, WIDTH), rounded_if_few), "forward of `middle"),
     "a wrong gradient of a weight": (lambda: Model(OwnLinear()), "gradients of the parameters of `middle`"),

@@ -36,12 +36,6 @@ def test_what_is_the_same_at_every_n_shows_against_one_process(train, reference,
     assert report.equivalent == (not causes)
 
 
-@pytest.mark.slow
-def test_a_rank_that_raises_is_told():
-    report = audited(replicas.one_rank_raises, **OF_TWO)
-    assert report.verdict == "inconclusive" and "rank 1: RuntimeError: only here" in report.problems[0]
-
-
 def test_a_function_that_ranks_cannot_import_is_refused():
     with pytest.raises(ValueError, match="top of a file"):
         audited(lambda batch_size, accumulation_steps: None, **OF_TWO)

@@ -294,33 +294,22 @@ def test_functions_and_methods_are_found(home, target):
             "--set-file 'script.py:BATCH={batch_size}' --set-file 'script.py:GA={accumulation_steps}' ",
         ),
         (
-            "os.environ['BS']; c = {'n_accum': 4}",
-            "--set-env 'BS={batch_size}' --set-file 'script.py:c.n_accum={accumulation_steps}' ",
-        ),
-        (
             "def f(global_batch=8, micro_batch=2): 0",
             "'script.py:f.micro_batch={batch_size}' --set-file 'script.py:f.global_batch={total_b",
         ),
         ("open('conf.json')\nfrom near import x", "'near.py:ACCUM={accumulation_steps}'"),
-        ("open('conf.json')", "--set-file 'conf.json:a.batch_size={batch_size}'"),
         (
             "D(batch_size=4)\nif i % 9 == 0: print()\nif i % 4 == 0: o.step()",
             "script.py:3 holds a bare number, `if i % 4 == 0: o.step()`: write ACCUMULATION_STEPS = ... at",
         ),
-        ("bs = 2", "as --set-file 'script.py:bs={batch_size}' (or"),
         ("c = D({'bs': 2, 'acc': 4})\nbest_acc = 0", "--set-file 'script.py:c.acc={accumulation_steps}' (or"),
         (
             "class A:\n    bs: int = field(default=8)\n    grad_acc: int = 1",
             "'script.py:A.bs.default={batch_size}' --set-file 'script.py:A.g",
         ),
-        (
-            "def f(batch_size=8, micro_batch_size=2): 0",
-            "micro_batch_size={batch_size}' --set-file 'script.py:f.batch_size={total_",
-        ),
         ("main(config_path='conf')", "--set-file 'conf/run/a.yaml:batch={batch_size}'"),
         ("HfArgumentParser(Args)", "--set '--per_device_train_batch_size {batch_size} --gradient_accumulation_steps {acc"),
         ("B, T = 8, 16\ntotal_batch = 512\nn = total_batch // (B * T)", "--set-file 'script.py:total_batch={total_batch}*16'"),
-        ("batch_size = 4\ngradient_accumulation_steps = 5 * 8", "'script.py:gradient_accumulation_steps={accumulation_steps}'"),
     ],
 )
 def test_how_the_numbers_may_be_told_is_shown(home, text, words):
@@ -344,9 +333,8 @@ def test_how_the_numbers_may_be_told_is_shown(home, text, words):
         ("script.py:main", "main takes no (batch_size, accumulation_steps)"),
         ("script.py:other", "expected a function other in script.py, found none"),
         ("no.py", "expected a file, got no.py, which is not there"),
-        ("no.module:f", "there is no module no.module in this folder"),
-        ("a b", "expected SCRIPT.py, FILE.py:FUNCTION, package.module:FUNCTION or NOTEBOOK.ipynb, got a b"),
         ("notebook.ipynb:train", "takes no (batch_size"),
+        ("a b", "expected SCRIPT.py, FILE.py:FUNCTION, package.module:FUNCTION or NOTEBOOK.ipynb, got a b"),
     ],
 )
 def test_what_is_missing_is_asked_for(home, target, words):

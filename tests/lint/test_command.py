@@ -84,22 +84,6 @@ def test_a_notebook_is_told_by_cell_and_line(tmp_path, capsys):
     assert ":cell 4:6:9: schedule_per_micro_batch" in capsys.readouterr().out
 
 
-def test_a_folder_that_cannot_be_read_is_told(folder, capsys, monkeypatch):
-    def closed(top, onerror):
-        onerror(PermissionError(13, "Permission denied", str(top)))
-        return iter(())
-
-    monkeypatch.setattr(os, "walk", closed)
-    assert main([str(folder)]) == 2
-    assert "PermissionError" in capsys.readouterr().err
-
-
-def test_github_is_told_as_an_annotation(folder, capsys):
-    (folder / "wrong.py").write_text(flat(after="scheduler.step()"))
-    assert main(["--format", "github", str(folder)]) == 1
-    assert capsys.readouterr().out.startswith(f"::error file={folder / 'wrong.py'},line=6,col=9,title=schedule_per_micro_batch::")
-
-
 def test_sarif_has_each_hit_and_each_note(folder, capsys):
     """A note changes no exit code, and flake8 is not told it."""
     note = flat(loss="loss_of(model, x, y)")

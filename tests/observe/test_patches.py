@@ -77,14 +77,6 @@ def test_what_is_stored_meanwhile_is_the_original_afterwards_and_needs_nothing_o
         assert b"accumulation_harness" not in stored.getvalue()
 
 
-def test_a_method_of_a_base_class_is_not_left_in_the_subclass():
-    assert "zero_grad" not in vars(SGD)
-    patches = observer([], "seen")
-    assert "zero_grad" in vars(SGD)
-    patches.restore()
-    assert "zero_grad" not in vars(SGD)
-
-
 def test_a_name_that_somebody_else_has_replaced_meanwhile_is_left_to_them():
     calls = []
     patches = observer(calls, "seen")

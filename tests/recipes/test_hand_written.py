@@ -107,10 +107,6 @@ def reports_in_float32(arm, window):
     return finished(arm, window).float()
 
 
-def reports_a_little_less(arm, window):
-    return reports_in_float32(arm, window) * (1 - 1e-5)
-
-
 def leaves_a_lost_window_out(arm, window):
     total = accumulate(arm, window)
     if torch.isfinite(total):
@@ -127,10 +123,6 @@ def zeros_for_lost_entries(arm, window):
     return total
 
 
-def clears_after_the_first(arm, window):
-    return finished(arm, window, before=lambda k: arm.model.zero_grad() if k == 1 else None)
-
-
 def keeps_half(arm, window):
     for p, old in zip(arm.model.parameters(), arm.memory.get("kept", ()), strict=False):
         p.grad = 0.5 * old
@@ -145,11 +137,6 @@ def keeps_half(arm, window):
     return total
 
 
-def begins_with_something(arm, window):
-    sum(p.square().sum() for p in arm.model.parameters()).backward()
-    return finished(arm, window)
-
-
 def steps_after_the_first(arm, window):
     return accumulate(arm, window, after=lambda k: finish(arm) if k == 0 else None)
 
@@ -160,37 +147,6 @@ def steps_in_full_windows_alone(arm, window):
     if len(window) == 400:
         finish(arm)
     return total
-
-
-def advances_at_rate_zero(arm, window):
-    def advance(k):
-        if k < len(window) // 100 - 1:
-            rates = [group["lr"] for group in arm.optimizer.param_groups]
-            for group in arm.optimizer.param_groups:
-                group["lr"] = 0.0
-            arm.optimizer.step()
-            for group, rate in zip(arm.optimizer.param_groups, rates, strict=True):
-                group["lr"] = rate
-
-    return finished(arm, window, after=advance)
-
-
-def second_moment_of_each(arm, window):
-    """Looks into its optimizer's groups and state, as only Adam has them."""
-    beta = arm.optimizer.param_groups[0]["betas"][1]
-
-    def advance(k):
-        for p in arm.model.parameters() if k < len(window) // 100 - 1 else ():
-            for state in filter(None, [arm.optimizer.state.get(p)]):
-                state["exp_avg_sq"].mul_(beta).addcmul_(p.grad, p.grad, value=1 - beta)
-
-    return finished(arm, window, after=advance)
-
-
-def second_moment_of_something(arm, window):
-    for state in arm.optimizer.state.values():
-        state["exp_avg_sq"].mul_(0.9)
-    return finished(arm, window)
 
 
 def averages_before_the_step(arm, window):
@@ -236,13 +192,6 @@ def with_weights(arm, window, others):
     return total
 
 
-def noise_beside(arm, window):
-    total = accumulate(arm, window)
-    (1e-2 * arm.model(torch.full_like(window.inputs[:7], 0.3)).square().mean()).backward()
-    finish(arm)
-    return total
-
-
 def noise_inside(arm, window):
     return reports_in_float32(arm, dataclasses.replace(window, inputs=window.inputs + 0.01))
 
@@ -279,44 +228,20 @@ def undivided_and_too_fast(arm, window):
     return total
 
 
-def turns_one_tensor(arm, window):
-    """Something that is in no catalogue."""
-    handle = next(arm.model.parameters()).register_hook(lambda gradient: gradient.flip(0))
-    total = reports_in_float32(arm, window)
-    handle.remove()
-    return total
-
-
-def no_backward(arm, window):
-    with torch.no_grad():
-        loss = F.cross_entropy(arm.model(window.inputs), window.targets)
-    finish(arm)
-    return loss
-
-
 LOOPS = {
     reports_in_float32: "",
     looks_before_and_after: "",
     undivided: "loss_not_divided",
     undivided_and_too_fast: "loss_not_divided+schedule_per_micro_batch",
-    turns_one_tensor: "unexplained",
-    no_backward: "window_misplaced",
-    reports_a_little_less: "loss_report_differs",
     leaves_a_lost_window_out: "",
     zeros_for_lost_entries: "non_finite_micro_batch",
-    clears_after_the_first: "gradients_cleared_in_window",
     keeps_half: "gradients_not_cleared",
-    begins_with_something: "foreign_gradients",
     steps_after_the_first: "window_misplaced",
     steps_in_full_windows_alone: "window_misplaced",
-    advances_at_rate_zero: "optimizer_state_per_micro_batch",
-    second_moment_of_each: "optimizer_state_per_micro_batch",
-    second_moment_of_something: "unexplained",
     averages_before_the_step: "unexplained",
     ticks_first: "unexplained",
     old_weights: "cached_weights_stale",
     other_weights: "unexplained",
-    noise_beside: "foreign_gradients",
     noise_inside: "unexplained",
     last_of_the_window_before: "window_misplaced",
 }

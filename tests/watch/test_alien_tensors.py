@@ -25,11 +25,6 @@ def compiled_and_handed_over(model, backend):
     return Loop(model=torch.compile(model, backend=backend))
 
 
-def compiled_in_place(model, backend):
-    model.compile(backend=backend)
-    return Loop(model=model)
-
-
 def compiled_block(model, backend):
     model[0].compile(backend=backend)
     return Loop(model=model)
@@ -39,7 +34,7 @@ def compiled_loss(model, backend):
     return Loop(model=model, loss=torch.compile(right, backend=backend))
 
 
-COMPILED = [compiled, compiled_and_handed_over, compiled_in_place, compiled_block, compiled_loss, partial(compiled, dynamic=True)]
+COMPILED = [compiled, compiled_and_handed_over, compiled_block, compiled_loss, partial(compiled, dynamic=True)]
 
 
 def fresh(kind, backend):

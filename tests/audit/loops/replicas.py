@@ -181,13 +181,6 @@ def fsdp_mean_of_means(batch_size, accumulation_steps):
     _train(batch_size, accumulation_steps, model, _mean_of_token_means, sharded_sync_at_the_last, windows=full_windows)
 
 
-def one_rank_raises(batch_size, accumulation_steps):
-    """Rank 1 raises at the end."""
-    ddp(batch_size, accumulation_steps)
-    if dist.get_rank() == 1:
-        raise RuntimeError("only here")
-
-
 def _sharded_by_hand(batch_size, accumulation_steps, loss):
     model, ranks = data.model(), dist.get_world_size()
     flat = torch.nn.utils.parameters_to_vector(model.parameters()).detach()

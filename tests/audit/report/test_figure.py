@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from accumulation_harness.audit import audit
-from accumulation_harness.audit.report.figure import BAR, COLUMNS, MOST, Bar, Chart, decisive, lines
+from accumulation_harness.audit.report.figure import BAR, decisive
 from tests.audit import test_place
 from tests.audit.loops.frame import At, sgd
 from tests.slow import slow
@@ -42,14 +42,6 @@ def test_each_micro_batch_has_its_bar(counts, wanted):
     assert [line[len("micro-batch 1 ") :].rstrip("-.0123456789: subtraced") for line in drawn] == wanted
     said = [line.rpartition("┊")[2].lstrip("█▒ ") for line in drawn]
     assert [float(each.partition(":")[0]) for each in said] == [float(count) for count in counts] * bool(wanted)
-
-
-def test_no_more_are_drawn_than_can_be_read():
-    title, *drawn = lines(
-        Chart("counts", [Bar(str(k), count, "") for k, count in enumerate((1.0,) * 20 + (0.0,) * 20)], mark=1.0)
-    )
-    assert title == "counts" and len(drawn) == MOST + 1
-    assert drawn[-1].split() == ["and", "24", "more"] and drawn[0].count("█") == COLUMNS
 
 
 def test_a_difference_that_begins_in_a_module_is_marked_there():

@@ -161,15 +161,6 @@ def test_every_format_of_a_script_and_the_lint_cite_one_address(site, monkeypatc
     assert driver["rules"][0].get("helpUri") == (page if site else None)
 
 
-def test_a_file_whose_name_is_no_text_is_one_in_every_format():
-    report = found("4 times too large", Place(Path(__file__).with_name("a\x01\udcff.py"), "train"))
-    root = ElementTree.fromstring(report.told("junit"))
-    assert all("report.a" in str(case.get("classname")) for case in root.iter("testcase"))
-    (run,) = json.loads(report.told("sarif"))["runs"]
-    place = run["results"][0]["locations"][0]["physicalLocation"]["artifactLocation"]
-    assert place["uri"].endswith("a%01%FF.py")
-
-
 def test_annotations_cannot_be_cut_short_by_what_they_quote(monkeypatch, tmp_path):
     monkeypatch.delenv("GITHUB_ACTIONS", raising=False)
     monkeypatch.setenv("GITHUB_STEP_SUMMARY", str(tmp_path / "summary"))
