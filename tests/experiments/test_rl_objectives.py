@@ -16,7 +16,7 @@ CAUSES = {
     rl_objectives.ppo_entropy: "mean_of_means",
     rl_objectives.ppo_whitened: "normaliser_depends_on_split",
 }
-FAST = (rl_objectives.grpo, rl_objectives.bnpo)
+FAST = (rl_objectives.bnpo,)
 
 
 @pytest.mark.parametrize(

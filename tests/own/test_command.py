@@ -117,6 +117,7 @@ def test_a_fingerprint_that_leaves_a_process_is_one_and_an_exit_is_none(tmp_path
             data_fingerprint("workload.target", f"{file}:Told", "{}")
 
 
+@pytest.mark.slow
 def test_a_package_and_yaml_of_ones_own(folder):
     conf = folder / "my_conf"
     for group, text in {

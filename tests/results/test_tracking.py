@@ -112,7 +112,7 @@ def sync(folder, environment, server):
     subprocess.run(command, env=online(environment, server.url), cwd=folder, check=True, capture_output=True, timeout=60)
 
 
-@pytest.mark.parametrize(("hand_over", "number", "everything"), [(0.0, len(ROWS), True), (60.0, 1, False)])
+@pytest.mark.parametrize(("hand_over", "number", "everything"), [(0.0, len(ROWS), True), slow(60.0, 1, False)])
 def test_killed_offline_run_keeps_what_was_handed_over(tmp_path, environment, server, hand_over, number, everything):
     """Every row where each is handed over at once; else the last ones wait for a row that comes HAND_OVER_SECONDS later."""
     body = f"""
@@ -189,6 +189,7 @@ def test_disabled_mode_and_import_leave_wandb_alone(tmp_path, environment):
     assert list((tmp_path / "trial-1").iterdir()) == []
 
 
+@pytest.mark.slow
 def test_death_of_wandb_does_not_stop_the_trial(tmp_path, environment):
     body = """
     import subprocess
@@ -233,6 +234,7 @@ def test_online_rows_arrive_exactly(tmp_path, environment, server):
     assert server.completed == [0]
 
 
+@pytest.mark.slow
 def test_exception_in_the_trial_ends_the_run_as_failed(tmp_path, environment, server):
     body = """
     try:
@@ -330,7 +332,7 @@ def test_check_with_a_key_that_the_server_does_not_know(outside, server):
 
 
 @pytest.mark.parametrize("silent", [False, True], ids=["refused", "silent"])
-@pytest.mark.parametrize("seconds", [3.0, slow(tracking.CHECK_SECONDS)])
+@pytest.mark.parametrize("seconds", [2.0, slow(tracking.CHECK_SECONDS)])
 def test_check_without_an_answer(outside, server, silent, seconds):
     outside.setattr(tracking, "CHECK_SECONDS", seconds)
     outside.setenv("WANDB_API_KEY", API_KEY)
@@ -339,4 +341,4 @@ def test_check_without_an_answer(outside, server, silent, seconds):
         server.silent.set()
     else:
         server.kill()
-    refused("no answer in 3 s" if seconds == 3 else "Failed to verify credentials|no answer in 15 s")
+    refused("no answer in 2 s" if seconds == 2 else "Failed to verify credentials|no answer in 15 s")

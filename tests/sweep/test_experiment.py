@@ -17,7 +17,7 @@ from accumulation_harness.config.identity import identity
 from accumulation_harness.results.store import State, Store
 from accumulation_harness.sweep import experiment
 from tests.commands import ENVIRONMENT, eventually, is_alive
-from tests.slow import few
+from tests.slow import few, slow
 
 PROGRAM = Path(__file__).with_name("tiny_trials.py")
 
@@ -134,6 +134,7 @@ def test_a_failure_is_reported_and_the_others_go_on(sweep, kind):
     assert [seed for seed, _ in sweep.journal()].count(0) == 1, "what has finished does not run again"
 
 
+@pytest.mark.slow
 def test_a_failure_under_another_launcher_is_seen_too(sweep):
     process = sweep.start("raise", "ok", launcher="basic")
     _, errors = process.communicate(timeout=30)
@@ -141,6 +142,7 @@ def test_a_failure_under_another_launcher_is_seen_too(sweep):
     assert sweep.states() == {0: State.failed, 1: State.finished}
 
 
+@pytest.mark.slow
 def test_a_death_after_the_end_is_not_a_failure(sweep):
     code, output, errors = sweep.run("die_late")
     assert (code, sweep.states()) == (0, {0: State.finished})
@@ -168,7 +170,7 @@ def test_one_worker_runs_one_trial_at_a_time(sweep):
     assert process.wait(30) == 0
 
 
-@pytest.mark.parametrize(("number", "whole_group", "code"), [(signal.SIGINT, True, 130), (signal.SIGTERM, False, 143)])
+@pytest.mark.parametrize(("number", "whole_group", "code"), [(signal.SIGINT, True, 130), slow(signal.SIGTERM, False, 143)])
 def test_a_signal_stops_all_and_the_same_command_resumes(sweep, number, whole_group, code):
     process = sweep.start("ok", "wait", "stubborn", "ok", workers=2)
     sweep.wait_for_starts(3)
@@ -184,6 +186,7 @@ def test_a_signal_stops_all_and_the_same_command_resumes(sweep, number, whole_gr
     assert [seed for seed, _ in sweep.journal()].count(0) == 1
 
 
+@pytest.mark.slow
 def test_ctrl_c_while_the_fork_server_is_still_importing(sweep):
     (sweep.folder / "slow_import.py").write_text(f"import time\nopen('{sweep.folder}/importing', 'w')\ntime.sleep(1)\n")
     process = sweep.start("ok", preload="slow_import")
@@ -229,6 +232,7 @@ def test_two_sweeps_at_once_run_no_trial_twice_and_both_end_when_all_is_done(swe
     assert sorted(seed for seed, _ in sweep.journal()) == list(range(8))
 
 
+@pytest.mark.slow
 def test_a_trial_of_a_sweep_that_died_is_taken_over(sweep):
     first = sweep.start("wait")
     sweep.wait_for_starts(1)

@@ -190,9 +190,9 @@ def test_a_watched_run_is_the_unwatched_one(tmp_path):
     assert not is_same(alone(wrong=False), alone(wrong=True))
 
 
-@pytest.mark.parametrize(("event", "each"), [("call", 16), slow("call", 1), slow("return", 1)])
+@pytest.mark.parametrize(("event", "each"), [("call", 24), slow("call", 1), slow("return", 1)])
 def test_whatever_fails_the_run_goes_on(event, each, tmp_path):
-    """In each function, or in each sixteenth."""
+    """In each function, or in a sample of them."""
     for wrong in (False, True):
         for target in sorted(reached(wrong=wrong) - (reached(wrong=False) if wrong else frozenset()))[::each]:
             fails(tmp_path, target, event, wrong=wrong)
