@@ -2,6 +2,7 @@
 
 import itertools
 import sys
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import ModuleType
 
@@ -11,7 +12,9 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from accumulation_harness.audit.observe.handed import HANDED
+from accumulation_harness.audit.compare.replayed import rates as replayed
+from accumulation_harness.audit.evidence import Intervention, rounded_to
+from accumulation_harness.audit.observe.handed import HANDED, Handed
 from accumulation_harness.config.targets import import_file
 from scoreboard import data
 from tests.audit.asked import audited, named
@@ -246,6 +249,53 @@ def test_lost_micro_batches_are_told_in_bfloat16():
 def test_a_small_difference_of_weights_alone_is_not_judged():
     report = audited(cast(("weights",)))
     assert not report.findings and "hand over the contributions" in report.problems[0], str(report)
+
+
+@dataclass
+class Layer:
+    weight: object
+    bias: object
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_moved_tree_has_the_kinds_of_the_one_that_was_handed_over(dtype):
+    tree = {"layers": [Layer(torch.ones(2, 3, dtype=dtype), None)], "pair": (np.ones(4, dtype=np.float32), {"of": np.float32(1)})}
+    handed = Handed(Intervention(perturb=4.0))
+    moved = handed.take(weights=tree)
+    assert [name for name, _ in handed.track.tensors] == ["layers.0.weight", "pair.0", "pair.1.of"]
+    weight, vector = moved["layers"][0].weight, moved["pair"][0]
+    assert weight.dtype == dtype and weight.shape == (2, 3) and vector.dtype == np.float32 and moved["layers"][0].bias is None
+    rounding = torch.finfo(dtype).eps / 2
+    assert 0 < float((weight.double() - 1).abs().max()) <= 4 * rounding and 0 < np.abs(vector - 1).max() <= 4 * 2.0**-24
+    assert Handed().take(weights=tree) is tree
+
+
+@pytest.mark.parametrize("corrected", [True, False])
+def test_learning_rates_are_those_of_the_rule_that_makes_the_updates(corrected):
+    gradients, rates = np.random.default_rng(0).normal(size=(6, 50)), 0.01 * np.array([0.1, 0.6, 1.0, 1.0, 0.9, 0.7])
+    weights, mean, square = np.ones(50), np.zeros(50), np.zeros(50)
+    handed = Handed()
+    handed.take({"w": weights})
+    for t, (g, rate) in enumerate(zip(gradients, rates, strict=True), 1):
+        mean, square = 0.9 * mean + 0.1 * g, 0.999 * square + 0.001 * g * g
+        over = (1 - 0.9**t) / np.sqrt(1 - 0.999**t) if corrected else 1.0
+        weights = weights - rate * (mean / np.sqrt(square) / over + 0.1 * weights)
+        handed.take({"w": weights}, gradient={"w": g})
+    steps = handed.track.steps
+    assert any(found == pytest.approx(rates) for found in replayed(steps).values())
+    turned = [replace(step, after=step.before - 0.01 * step.gradient[::-1]) for step in steps]
+    assert not replayed(turned) and not replayed(turned, replayed(steps))
+
+
+def test_numbers_rounded_to_16_bits_are_told_from_counts():
+    exact = np.random.default_rng(0).normal(size=400).astype(np.float32)
+    for dtype, roundoff in ((torch.bfloat16, 2.0**-8), (torch.float16, 2.0**-11)):
+        rounded = torch.from_numpy(exact).to(dtype).double().numpy()
+        assert rounded_to((300, 100), rounded) == roundoff
+        assert rounded_to((300, 100), np.r_[rounded[:300], exact[300:]]) == roundoff
+        assert rounded_to((300, 100), np.r_[exact[:300], rounded[300:]]) == 0
+    counts = np.random.default_rng(0).integers(64, size=400) / 64
+    assert rounded_to((300, 100), exact.astype(np.float64)) == rounded_to((300, 100), counts) == 0
 
 
 # -- an engine of torch with buffers of its own, which hooks see -------------------------------------------------------------

@@ -1,5 +1,9 @@
 """Real processes on the toy: what ranks consume against numpy, what they send, and that none is left behind."""
 
+import os
+import signal
+import subprocess
+import sys
 import time
 from functools import partial
 from pathlib import Path
@@ -20,6 +24,7 @@ from accumulation_harness.measure.ranks import (
     sizes,
 )
 from accumulation_harness.recipes.recipe import Recipe
+from tests.commands import ENVIRONMENT, ROOT, eventually, is_alive
 from tests.reference import softmax_regression_gradients
 from tests.toy import CPU, Toy
 from tests.trials import trial
@@ -137,3 +142,31 @@ def test_a_rank_that_raises_ends_all_at_once_and_is_quoted(setting):
         two.run(rank_one_raises, N)
     assert time.monotonic() - started < ranks.TIMEOUT_S / 2
     assert not any(process.is_alive() for process in two.processes)
+
+
+PROGRAM = """
+import sys, time
+from accumulation_harness.measure import lock_step
+from accumulation_harness.measure.ranks import RIGHT, Ranks
+from accumulation_harness.measure.lock_step import Setting
+from tests.measure.test_ranks import CONFIG, N
+from tests.toy import CPU, Toy
+if __name__ == "__main__":
+    lock_step.make_workload = lambda config, *, device, dtype: Toy(dtype)
+    with Ranks(Setting(CONFIG, CPU), 2) as two:
+        two.run(RIGHT["sum_over_window_terms"], N)
+        print(two.folder.name, *(process.pid for process in two.processes), flush=True)
+        time.sleep(100)
+"""
+
+
+@pytest.mark.slow
+def test_ranks_die_with_a_killed_parent():
+    with subprocess.Popen(
+        [sys.executable, "-c", PROGRAM], stdout=subprocess.PIPE, text=True, cwd=ROOT, env=os.environ | ENVIRONMENT
+    ) as parent:
+        folder, *pids = parent.stdout.readline().split()
+        assert len(pids) == 2 and all(is_alive(int(pid)) for pid in pids) and Path(folder).exists()
+        parent.send_signal(signal.SIGKILL)
+        parent.wait(20)
+    assert eventually(lambda: not any(is_alive(int(pid)) for pid in pids), 30)
