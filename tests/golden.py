@@ -27,11 +27,10 @@ from accumulation_harness.config import TrialConfig, to_dict
 from scoreboard import page
 from tests.audit.loops import lookalikes, misjudged
 from tests.audit.test_loops import RIGHT, WRONG, nothing_is_hidden_by_what_is_allowed
-from tests.commands import harness
+from tests.commands import ROOT, harness
 from tests.recipes import test_faults
 from tests.watch import foreign, kinds, test_session, test_trainers
 
-ROOT = Path(__file__).parents[1]
 FINDINGS = ROOT / "docs" / "findings"
 PATH = Path(__file__).with_suffix(".csv")
 COLUMNS = ("source", "case", "verdict", "causes", "explained", "wrong_today")

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from accumulation_harness.__main__ import COMMANDS
+from tests.commands import ROOT
 
-ROOT = Path(__file__).parents[1]
 OF_SWEEPS = ("rich", "pandas", "hydra", "wandb", "scipy", "sklearn", "scikit_learn", "matplotlib", "pyarrow", "omegaconf")
 LOOP = """
 import torch

@@ -2,15 +2,14 @@
 
 import re
 import shlex
-from pathlib import Path
 
 import pytest
 
 from accumulation_harness.audit.command import parsed, parser
 from accumulation_harness.config.compose import compose_trial
+from tests.commands import ROOT
 from tests.test_installed import command, run, wheel  # noqa: F401 (fixtures)
 
-ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text()
 
 

@@ -1,13 +1,11 @@
 import dataclasses
-from pathlib import Path
 
 import pandas as pd
 import pytest
 
 from accumulation_harness.analysis import ledger, load
 from accumulation_harness.analysis.question import Claim, ClaimResult, Experiment, Ruling, registered, undecided
-
-ROOT = Path(__file__).parents[2]
+from tests.commands import ROOT
 
 
 def finding(verdict, measured=1.0, n=3):

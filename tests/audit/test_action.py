@@ -4,14 +4,13 @@ import os
 import re
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 import yaml
 
 from tests.audit.report.audited import LINE, RIGHT, WRONG, write
+from tests.commands import ENVIRONMENT, ROOT
 
-ROOT = Path(__file__).parents[2]
 ACTION = yaml.safe_load((ROOT / "action.yml").read_text())
 PYTHON = """\
 #!/bin/bash
@@ -30,9 +29,9 @@ def job(tmp_path):
     github = {"ACTIONS": "true", "WORKSPACE": tmp_path, "OUTPUT": tmp_path / "output", "STEP_SUMMARY": tmp_path / "summary"}
     environment = {
         **os.environ,
+        **ENVIRONMENT,
         **{f"GITHUB_{name}": str(value) for name, value in github.items()},
         "PATH": f"{tmp_path}:{os.environ['PATH']}",
-        "PYTHONPATH": f"{ROOT}:{ROOT}/harness",
         "NOTED": str(tmp_path / "pip"),
     }
 

@@ -3,7 +3,6 @@
 import itertools
 import sys
 from dataclasses import dataclass, replace
-from pathlib import Path
 from types import ModuleType
 
 import numpy as np
@@ -19,6 +18,7 @@ from accumulation_harness.config.targets import import_file
 from scoreboard import data
 from tests.audit.asked import audited, named
 from tests.audit.loops import frame
+from tests.commands import ROOT
 from tests.slow import slow
 
 
@@ -34,7 +34,6 @@ def test_other_weights_than_before_are_refused():
 
 # -- gradients and contributions ---------------------------------------------------------------------------------------------
 
-EXAMPLES = Path(__file__).parents[2] / "examples"
 ALL, GRADIENTS = ("weights", "gradient", "contribution"), ("weights", "gradient")
 GENERATOR = np.random.default_rng(1)
 X, Y = GENERATOR.normal(size=(48, 12)).astype(np.float32), GENERATOR.normal(size=48).astype(np.float32)
@@ -444,7 +443,7 @@ def lost_of_optax(optimizer, accumulation_steps):
 )
 def test_the_example_in_jax(make, causes):
     optax = pytest.importorskip("optax")
-    example = import_file(EXAMPLES / "optax_steps.py", "optax_steps")
+    example = import_file(ROOT / "examples" / "optax_steps.py", "optax_steps")
 
     def train(batch_size, accumulation_steps, hand):
         example.train(batch_size, accumulation_steps, hand, make(optax))
@@ -464,7 +463,7 @@ CAUSES = {"": [], "undivided": ["loss_not_divided", "mean_of_means"], "means": [
 @pytest.mark.parametrize("name", FRAMEWORKS)
 def test_each_example_is_right_and_its_faults_are_named(name, fault):
     pytest.importorskip(FRAMEWORKS[name])
-    example = import_file(EXAMPLES / "other_frameworks.py", "other_frameworks")
+    example = import_file(ROOT / "examples" / "other_frameworks.py", "other_frameworks")
 
     def train(batch_size, accumulation_steps, hand):
         getattr(example, name)(batch_size, accumulation_steps, hand, fault)

@@ -6,7 +6,6 @@ import socket
 import subprocess
 import sys
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
@@ -16,8 +15,8 @@ from accumulation_harness.audit.observe.runs import Functions, Job, Local
 from accumulation_harness.audit.request import arms_of
 from accumulation_harness.audit.session import judged
 from tests.audit.loops import halves, meshes
+from tests.commands import ENVIRONMENT, ROOT
 
-ROOT = Path(__file__).parents[2]
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "4"]
 
 
@@ -93,7 +92,7 @@ def of_four_ranks(tmp_path_factory):
     """The reports on all functions of `meshes`, from one start of torchrun."""
     folder = tmp_path_factory.mktemp("meshes")
     command = [*TORCHRUN, str(ROOT / "tests/audit/loops/meshes.py"), str(folder), *meshes.RIGHT, *meshes.WRONG]
-    environment = {**os.environ, "PYTHONPATH": f"{ROOT}:{ROOT}/harness", "OMP_NUM_THREADS": "1"}
+    environment = os.environ | ENVIRONMENT
     done = subprocess.run(command, env=environment, timeout=1200, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-4000:]
     return folder
@@ -115,7 +114,7 @@ def test_a_rank_that_is_killed_is_named():
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         port = listener.getsockname()[1]
-    of_all = {**os.environ, "SLURM_NTASKS": "4", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "OMP_NUM_THREADS": "1"}
+    of_all = {**os.environ, **ENVIRONMENT, "SLURM_NTASKS": "4", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
     ranks = [
         subprocess.Popen(
             [*command, "--launched"],

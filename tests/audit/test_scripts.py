@@ -17,9 +17,9 @@ import pytest
 
 from accumulation_harness.audit.report.frameworks import ADVICE
 from tests.audit.asked import everything
+from tests.commands import ENVIRONMENT
 
 SCRIPTS = Path(__file__).parent / "scripts"
-ROOT = Path(__file__).parents[2]
 FLAGS = "--batch-size {batch_size} --gradient-accumulation-steps {accumulation_steps}"
 HF = "--per_device_train_batch_size {batch_size} --gradient_accumulation_steps {accumulation_steps}"
 CLIP = "        torch.nn.utils.clip_grad_norm_(model.parameters(), 0.1)\n"
@@ -280,8 +280,7 @@ def home(tmp_path, request):
 
 
 def run(command, home):
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, (ROOT / "harness", ROOT)))}
-    environment = {name: value for name, value in environment.items() if not name.startswith("WANDB")}
+    environment = {name: value for name, value in (os.environ | ENVIRONMENT).items() if not name.startswith("WANDB")}
     done = subprocess.run(command, cwd=home, env=environment, capture_output=True, text=True, timeout=300, check=False)
     return done.returncode, done.stdout, done.stderr
 

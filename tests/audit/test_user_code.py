@@ -3,6 +3,7 @@
 import builtins
 import json
 import os
+import re
 import signal
 import socket
 import sys
@@ -259,9 +260,8 @@ def test_a_value_in_a_file_is_exchanged(name, text, key, expected):
     ],
 )
 def test_settings_that_cannot_be_meant(home, arguments, words):
-    with pytest.raises(ValueError, match="expected") as error:
+    with pytest.raises(ValueError, match=re.escape(words)):
         Settings.of(*arguments, [])
-    assert words in str(error.value)
 
 
 PACKAGE = {"pkg/__init__.py": "", "pkg/near.py": "N = 3", "loose/near.py": "N = 3"}
@@ -318,9 +318,8 @@ def test_how_the_numbers_may_be_told_is_shown(home, text, words):
     (home / "conf.json").write_text('{"a": {"batch_size": 4}}')
     (home / "conf" / "run").mkdir(parents=True)
     (home / "conf" / "run" / "a.yaml").write_text("batch: 8\n")
-    with pytest.raises(ValueError, match="expected") as error:
+    with pytest.raises(ValueError, match=re.escape(words)):
         load("script.py")
-    assert words in str(error.value)
 
 
 @pytest.mark.parametrize(
@@ -342,6 +341,5 @@ def test_what_is_missing_is_asked_for(home, target, words):
     magic = ["%%bash\nrm x", "%%time\n!pip install x\nif 1:\n    %env A=1\nfiles = !ls\ndisplay(files)\nget_ipython().x()\nx?"]
     cells = [{"cell_type": "code", "source": text} for text in (*magic, "def train(): pass", "1 / 0")]
     (home / "notebook.ipynb").write_text(json.dumps({"cells": cells}))
-    with pytest.raises(ValueError, match="expected") as error:
+    with pytest.raises(ValueError, match=re.escape(words)):
         load(target)
-    assert words in str(error.value)

@@ -5,7 +5,6 @@ import json
 import os
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
@@ -13,9 +12,9 @@ from accumulation_harness.lint.__main__ import found, main
 from accumulation_harness.lint.flake8 import CODES, Checker
 from accumulation_harness.lint.source import Source
 from accumulation_harness.system.address import page_of
+from tests.commands import ROOT
 from tests.lint.cases import RIGHT, WRONG, flat
 
-ROOT = Path(__file__).parents[2]
 SCRIPT = ROOT / "harness" / "accumulation_harness" / "lint" / "__main__.py"
 STANDARD = set(sys.stdlib_module_names) | {"accumulation_harness", "__main__", "org"}  # `pickle` tries `org.python`
 

@@ -23,8 +23,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 from torch.utils.backend_registration import _DummyBackendModule, _setup_privateuseone_for_python_backend
 
+from tests.commands import ROOT
+
 NAME = "simgpu"
-ROOT = Path(__file__).parents[2]
 PLACES = (str(ROOT / "harness"), str(ROOT / "examples"))
 STEP = "recipes/recipe.py"  # whose `take_step` is an optimizer step
 NOT_DETERMINISTIC = {"kthvalue", "histc", "put_", "_adaptive_avg_pool2d_backward"}

@@ -4,10 +4,11 @@ import os
 import signal
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 import torch
+
+from tests.commands import ENVIRONMENT
 
 RUN = """
 import os, signal, sys
@@ -48,7 +49,7 @@ if watched:
 
 def run(folder, watched, dies_at=-1):
     folder.mkdir(exist_ok=True)
-    environment = {**os.environ, "PYTHONPATH": f"{Path(__file__).parents[2]}/harness"}
+    environment = os.environ | ENVIRONMENT
     arguments = [sys.executable, "-c", RUN, str(folder), watched, str(dies_at)]
     return subprocess.run(arguments, capture_output=True, text=True, env=environment)
 
