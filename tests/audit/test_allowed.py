@@ -55,14 +55,14 @@ def loop(make, change, *, inside=False):
 
     def train(batch_size, accumulation_steps):
         torch.manual_seed(0)
-        model, x = make(), torch.randn(48, FEATURES)
+        model, x = make(), torch.randn(32, FEATURES)
         average = torch.optim.swa_utils.AveragedModel(model, multi_avg_fn=torch.optim.swa_utils.get_ema_multi_avg_fn(0.9))
 
         def loss(model, rows, window):
             return change(functional.mse_loss(model(x[rows]), x[rows]), len(rows), accumulation_steps)
 
         stages = {"after_backward" if inside else "after_step": lambda: average.update_parameters(model)}
-        optimizer, windows = frame.sgd(model, momentum=0.9), torch.arange(48).split
+        optimizer, windows = frame.sgd(model, momentum=0.9), torch.arange(32).split
         frame.train(batch_size, accumulation_steps, model, loss, optimizer, windows=windows, **stages)
 
     return train

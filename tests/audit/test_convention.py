@@ -9,7 +9,7 @@ from tests.audit.asked import audited, named
 from tests.audit.loops.frame import At, sgd
 from tests.slow import slow
 
-X, Y = torch.randn(96, 5, generator=torch.Generator().manual_seed(0)), torch.arange(96) % 3
+X, Y = torch.randn(48, 5, generator=torch.Generator().manual_seed(0)), torch.arange(48) % 3
 WHOLE, EVALUATION = "batch_size is the whole batch here", "evaluation draws from the random numbers"
 
 
@@ -31,7 +31,7 @@ def whole_batch(divide=True, steps_per_epoch=None):
         made = linear()
         if batch_size < accumulation_steps:
             raise ValueError(f"batch_size={batch_size} is less than accumulation_steps={accumulation_steps}")
-        for rows in torch.arange(96).split(batch_size)[:steps_per_epoch]:
+        for rows in torch.arange(48).split(batch_size)[:steps_per_epoch]:
             step(*made, rows.split(batch_size // accumulation_steps), accumulation_steps if divide else 1)
 
     return train
@@ -43,9 +43,9 @@ def evaluating(divide=True, uses_eval=True):
         for _ in range(3):
             model.train(not uses_eval)
             with torch.no_grad():
-                model(X[torch.randint(96, (batch_size,))])
+                model(X[torch.randint(48, (batch_size,))])
             model.train()
-            parts = (torch.randint(96, (batch_size,)) for _ in range(accumulation_steps))
+            parts = (torch.randint(48, (batch_size,)) for _ in range(accumulation_steps))
             step(model, optimizer, parts, accumulation_steps if divide else 1)
 
     return train
@@ -78,7 +78,7 @@ def test_an_error_of_another_kind_is_none_of_the_convention():
     assert report.verdict == "inconclusive" and not report.notes and "ValueError: no" in report.problems[0]
 
 
-SENTENCES = [torch.randint(2, 20, (2 + 7 * k % 13,), generator=torch.Generator().manual_seed(k)) for k in range(96)]
+SENTENCES = [torch.randint(2, 20, (2 + 7 * k % 13,), generator=torch.Generator().manual_seed(k)) for k in range(48)]
 
 
 def padded(filler, time_first, divisor):
@@ -87,7 +87,7 @@ def padded(filler, time_first, divisor):
     def train(batch_size, accumulation_steps):
         torch.manual_seed(0)
         model = torch.nn.Sequential(torch.nn.Embedding(20, 4), torch.nn.Linear(4, 20))
-        for _, cut in At(batch_size, accumulation_steps, model, sgd(model)).windows(torch.arange(96).split):
+        for _, cut in At(batch_size, accumulation_steps, model, sgd(model)).windows(torch.arange(48).split):
             parts = [pad_sequence([SENTENCES[k] for k in part], True, filler) for part in cut]
             terms = [(rows[:, 1:] != filler).sum() for rows in parts]
             for rows, own in zip(parts, terms, strict=True):
@@ -113,7 +113,7 @@ def test_losses_that_are_added_up_without_a_module_accumulate(divide, causes):
     def train(batch_size, accumulation_steps):
         weight = torch.zeros(5, 3, requires_grad=True)
         at = At(batch_size, accumulation_steps, None, torch.optim.SGD([weight], lr=0.1))
-        for _, parts in at.windows(torch.arange(96).split):
+        for _, parts in at.windows(torch.arange(48).split):
             losses = [cross_entropy(X[part] @ weight, Y[part]) for part in parts]
             (sum(losses) / (accumulation_steps if divide else 1)).backward()
 
@@ -125,7 +125,7 @@ def test_a_misplaced_window_hides_no_schedule_of_before():
     def train(batch_size, accumulation_steps):
         model, optimizer = linear()
         schedule = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.97)
-        parts = [part for _ in range(3) for part in torch.randperm(72).split(batch_size)]
+        parts = [part for _ in range(3) for part in torch.randperm(40).split(batch_size)]
         for count, part in enumerate(parts, start=1):
             (cross_entropy(model(X[part]), Y[part]) / accumulation_steps).backward()
             if count % accumulation_steps == 0:

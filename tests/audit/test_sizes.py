@@ -101,9 +101,9 @@ def spoils(batch_size, accumulation_steps):
 
 
 def test_a_fault_outside_the_sample_is_no_equivalence(monkeypatch):
-    named(spoils, "unexplained")
+    named(spoils, "unexplained", max_steps=3)
     monkeypatch.setattr("accumulation_harness.audit.observe.live.signed_sums", lambda own: np.ones(sample.signed_sums(own).size))
-    named(spoils)  # nothing else sees it
+    named(spoils, max_steps=3)  # nothing else sees it
 
 
 def vectors_in(value):

@@ -244,7 +244,7 @@ def test_where_no_script_shows_it_the_issue_says_so():
 def test_a_script_is_run_where_it_changes_nothing(tmp_path):
     (tmp_path / "ckpt.pt").write_text("precious")
     printed = "print('optimizer steps: 1 of one batch, 2 of micro-batches')"
-    script = f"import torch\nassert open('ckpt.pt').read() == 'precious'\ntorch.save(1, 'ckpt.pt')\nopen('new', 'w')\n{printed}"
+    script = f"assert open('ckpt.pt').read() == 'precious'\nopen('ckpt.pt', 'w').write('1')\nopen('new', 'w')\n{printed}"
     assert scripts._output(script, tmp_path, 60.0).startswith("optimizer steps: 1")
     assert [path.name for path in tmp_path.iterdir()] == ["ckpt.pt"] and (tmp_path / "ckpt.pt").read_text() == "precious"
 
