@@ -11,6 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from accumulation_harness.audit.compare.replayed import ROUNDED
 from accumulation_harness.audit.compare.replayed import rates as replayed
 from accumulation_harness.audit.evidence import Intervention, rounded_to
 from accumulation_harness.audit.observe.handed import HANDED, Handed
@@ -127,6 +128,7 @@ def least_squares(fault, given, adam=True):
             rate = 0.01 * np.exp((1 - step * (accumulation_steps if fault == "early" else 1)) / 50)
             rate *= accumulation_steps if fault == "scaled" else 1
             count = step * (accumulation_steps if fault == "counted too often" else 1)
+            count += (step - 1) * (accumulation_steps - 1) * (fault == "counted on afterwards")
             moved = mean / (1 - 0.9**count) / (np.sqrt(square / (1 - 0.99**count)) + 1e-8) if adam else gradient
             decays = adam * (accumulation_steps if fault == "decayed too often" else 1)
             before = weights
@@ -174,6 +176,7 @@ def test_what_is_handed_over_of_a_right_loop_is_equivalent(given):
         ("decayed too often", GRADIENTS, "weight_decay_per_micro_batch", ""),
         ("early", ALL, "schedule_per_micro_batch", "the learning-rate schedule advances per micro-batch"),
         ("counted too often", ALL, "optimizer_state_per_micro_batch", "corrects its moments"),
+        ("counted on afterwards", ALL, "optimizer_state_per_micro_batch", "corrects its moments"),
         ("squared too often", ALL, "optimizer_state_per_micro_batch", "`square`"),
         ("both too often", ALL, "optimizer_state_per_micro_batch", "given each micro-batch's gradient"),
         ("clipped unseen", GRADIENTS, "unexplained", "clipped to a norm of 4"),
@@ -270,19 +273,20 @@ def test_a_moved_tree_has_the_kinds_of_the_one_that_was_handed_over(dtype):
 
 
 @pytest.mark.parametrize("corrected", [True, False])
-def test_learning_rates_are_those_of_the_rule_that_makes_the_updates(corrected):
-    gradients, rates = np.random.default_rng(0).normal(size=(6, 50)), 0.01 * np.array([0.1, 0.6, 1.0, 1.0, 0.9, 0.7])
-    weights, mean, square = np.ones(50), np.zeros(50), np.zeros(50)
+@pytest.mark.parametrize(("dtype", "rate"), [(np.float64, 0.1), (np.float32, 1e-4)])  # the latter are near the weights' rounding
+def test_learning_rates_are_those_of_the_rule_that_makes_the_updates(corrected, dtype, rate):
+    gradients, rates = np.random.default_rng(0).normal(size=(6, 50)), rate * np.array([0.1, 0.6, 1.0, 1.0, 0.9, 0.7])
+    weights, mean, square = np.ones(50, dtype), np.zeros(50), np.zeros(50)
     handed = Handed()
     handed.take({"w": weights})
-    for t, (g, rate) in enumerate(zip(gradients, rates, strict=True), 1):
+    for t, (g, now) in enumerate(zip(gradients, rates, strict=True), 1):
         mean, square = 0.9 * mean + 0.1 * g, 0.999 * square + 0.001 * g * g
         over = (1 - 0.9**t) / np.sqrt(1 - 0.999**t) if corrected else 1.0
-        weights = weights - rate * (mean / np.sqrt(square) / over + 0.1 * weights)
+        weights = (weights - now * (mean / np.sqrt(square) / over + 0.1 * weights)).astype(dtype)
         handed.take({"w": weights}, gradient={"w": g})
     steps = handed.track.steps
-    assert any(found == pytest.approx(rates) for found in replayed(steps).values())
-    turned = [replace(step, after=step.before - 0.01 * step.gradient[::-1]) for step in steps]
+    assert any(found == pytest.approx(rates, rel=ROUNDED) for found in replayed(steps).values())
+    turned = [replace(step, after=step.before - now * step.gradient[::-1]) for step, now in zip(steps, rates, strict=True)]
     assert not replayed(turned) and not replayed(turned, replayed(steps))
 
 

@@ -12,6 +12,7 @@ from accumulation_harness.audit.evidence import Step, Vector
 from accumulation_harness.compare.linear import weighted_sum
 
 FOLLOWS = 1e-3  # relative; what a rule may leave of an update that is its own
+ROUNDED = 0.01  # relative; what rounding of the weights may add to that: the direction is known even so
 SMALL = 0.02  # of a typical element of the gradient, below which the least divisor of a rule, which is not known, decides
 SAME_RATE = 0.01  # relative; rates of one optimizer that differ by less are one
 FEWEST = 4  # elements that make up two directions by chance
@@ -103,13 +104,12 @@ def _each(step: Step) -> Sequence[Vector]:
     return [b.contribution for b in step.backwards if b.contribution is not None]
 
 
-def ahead(rule: int, n: int, steps: int) -> tuple[float, ...]:
-    """By what a rule's updates are longer where its moments are corrected for n times as many steps as were taken.
+def ahead(rule: int, counts: Vector) -> tuple[float, ...]:
+    """By what a rule's updates are longer where its moments are corrected for other counts than 1, 2, 3 and so on.
 
     Args:
         rule: Its place.
-        n: How many times.
-        steps: Number of steps.
+        counts: One for each step.
 
     Returns:
         A factor for each step; none of a rule that corrects nothing.
@@ -117,8 +117,8 @@ def ahead(rule: int, n: int, steps: int) -> tuple[float, ...]:
     said = RULES[rule].keywords
     if not said.get("corrected"):
         return ()
-    t = np.arange(1, steps + 1)
-    of_count = [np.sqrt(1 - said["second"] ** count) / (1 - said["first"] ** count) for count in (n * t, t)]
+    usual = np.arange(1, len(counts) + 1)
+    of_count = [np.sqrt(1 - said["second"] ** count) / (1 - said["first"] ** count) for count in (counts, usual)]
     return tuple((of_count[0] / of_count[1]).tolist())
 
 
@@ -137,7 +137,8 @@ def _along(rule: Rule, steps: Sequence[Step], given: Fed = _times, *, added: boo
         made = [*islice(directions, len(its))]
         moved, direction = step.movement[keep], np.sum(made if added else made[-1:], axis=0)
         fit = weighted_sum(moved, [-direction, -step.before[keep]]) if moved.any() else None
-        if fit is not None and not fit.residual <= FOLLOWS:
+        rounding = max(step.roundoffs) * np.linalg.norm(step.before[keep])  # much of a movement at small rates
+        if fit is not None and not fit.residual <= FOLLOWS + min(float(rounding / np.linalg.norm(moved)), ROUNDED):
             return ()
         found.append(0.0 if fit is None else fit.weights[0])
     return tuple(found)

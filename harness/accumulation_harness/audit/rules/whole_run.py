@@ -45,13 +45,13 @@ def schedule(run: RunFacts) -> list[Finding]:
     calls, usual = max(run.mine.schedule_calls, default=0), max(run.reference.schedule_calls, default=0)
     moves_inside = any(len({b.lrs for b in step.backwards} | {step.lrs}) > 1 for step in run.mine.effective)
     cause, what = Cause.schedule_per_micro_batch, f"the {'learning-rate schedule' if name == RATE else f'schedule of `{name}`'}"
-    if counts or (name == RATE and (calls > usual or moves_inside)):
+    if name == RATE and _counts_ahead(run):  # first: without corrections rates go with the count
+        cause = Cause.optimizer_state_per_micro_batch
+        message = "the count of steps by which the optimizer corrects its moments advances per micro-batch"
+    elif counts or (name == RATE and (calls > usual or moves_inside)):
         message = f"{what} advances per micro-batch: {_first(mine, first):.4g} instead of {_first(theirs, first):.4g}"
     elif _stretched(run, mine, theirs) or (name == RATE and (_too_long(run) or _is_laid_out_for(run, run.longer))):
         message = f"{what} is laid out for micro-batches, and advances once per optimizer step: it lags behind"
-    elif name == RATE and _counts_ahead(run):
-        cause = Cause.optimizer_state_per_micro_batch
-        message = "the count of steps by which the optimizer corrects its moments advances per micro-batch"
     else:
         cause, what = Cause.unexplained, "the learning rates differ" if name == RATE else f"`{name}` of the optimizer differs"
         told = "" if name == RATE else f": {_first(mine, first):.4g} instead of {_first(theirs, first):.4g}"
@@ -96,11 +96,13 @@ def _is_laid_out_for(run: RunFacts, longer: RunSeen | None) -> bool:
 
 def _counts_ahead(run: RunFacts) -> bool:
     """Whether updates that were handed over are longer as they are with moments corrected for the number of micro-batches."""
-    n = run.accumulation_steps
-    for rule, own in run.mine.ways.items():
-        usual, factors = _firsts(run.reference.ways[rule]), ahead(rule, n, run.mine.steps) if run.mine.is_handed else ()
-        if factors and len(factors) == len(usual) > 1 and np.allclose(_firsts(own), factors * usual, rtol=SAME_MEASURED, atol=0):
-            return True
+    n, places = run.accumulation_steps, np.arange(run.mine.steps)
+    for rule, own in run.mine.ways.items() if run.mine.is_handed else ():
+        usual = _firsts(run.reference.ways[rule])
+        for first in (n, 1):  # counted within the first window or after it
+            factors = ahead(rule, first + n * places)
+            if len(factors) == len(usual) > 1 and np.allclose(_firsts(own), factors * usual, rtol=SAME_MEASURED, atol=0):
+                return True
     return False
 
 
