@@ -96,7 +96,7 @@ def _is_laid_out_for(run: RunFacts, longer: RunSeen | None) -> bool:
 
 def _counts_ahead(run: RunFacts) -> bool:
     """Whether updates that were handed over are longer as they are with moments corrected for the number of micro-batches."""
-    n, places = run.accumulation_steps, np.arange(run.mine.steps)
+    n, places = run.accumulation_steps, np.arange(run.mine.steps, dtype=float)
     for rule, own in run.mine.ways.items() if run.mine.is_handed else ():
         usual = _firsts(run.reference.ways[rule])
         for first in (n, 1):  # counted within the first window or after it
