@@ -175,7 +175,6 @@ def _row(setting: Setting, method: Method, window: Batch) -> Row:
         "gain_of_last_quarter": last["reciprocal_rank"] - before["reciprocal_rank"] if before else math.nan,
         "seconds": statistics.median(method.seconds),
         "forwards": forwards / len(window),
-        "static_bytes": taken.parameters + taken.gradients + taken.state,
         "activation_bytes": taken.activations,
         "held_bytes": held,
         "total_bytes": taken.total + (held if taken.peak is None else 0),

@@ -38,17 +38,11 @@ AT = ["trial", "step", "replacement"]
 KINDS = {True: "with replacement", False: "without"}
 
 
-def _scales(rows: DataFrame) -> DataFrame:
-    """The rows with exact noise scales."""
-    return rows.query("quantity == 'noise_scale'").astype({"windows": int})
-
-
 def _variances(rows: DataFrame) -> DataFrame:
     """The rows of drawn batches; `independent` is the variance that independent draws would have had."""
     own = rows.query("quantity == 'variance'").astype({"batch": int, "draws": int, "step": int})
-    factor = (
-        own["expected"] * own["batch"] / own.merge(_scales(rows), on=["trial", "step"], how="left")["noise_trace_y"].to_numpy()
-    )
+    spread = own["expected"] * own["batch"]  # tr Sigma of draws with replacement, (D - B) / (D - 1) times that without
+    factor = spread / spread.groupby([own["trial"], own["step"]]).transform("max")
     return own.assign(independent=own["variance"] / factor)
 
 

@@ -33,8 +33,7 @@ def measurements(setting: Setting, on_step: OnStep) -> list[Row]:
         on_step: Called with the step's number and its row.
 
     Returns:
-        Two quantities at every probe, every `probe_every` steps and at the end: `noise_scale` (|G|^2 and tr Sigma), and
-        `variance` of batches, a row per size.
+        The `variance` of batches at every probe, every `probe_every` steps and at the end: a row per size and way to draw.
     """
     config = setting.config
     num = config.accumulation_steps[0]
@@ -54,14 +53,11 @@ def _probe(setting: Setting, num: int, state: State, step: int) -> list[Row]:
     referee = setting.referee(dropout=False)
     everything = setting.exact.batch(torch.arange(setting.exact.num_samples))
     each = sample_gradients(referee, state, everything)
-    about = {"step": step, "accumulation_steps": num}
-    scale = {"quantity": "noise_scale", **about, **moments(each)}
-    generator = setting.generator(DRAWS, step)
-    sizes = [size for size in SIZES if size < len(each)]
-    return [scale] + [
-        {"quantity": "variance", **about, "replacement": replacement, "batch": size, "draws": setting.config.permutations,
-         **batch_variance(each, size, setting.config.permutations, generator, replacement=replacement)}
-        for replacement in (True, False) for size in sizes
+    generator, draws = setting.generator(DRAWS, step), setting.config.permutations
+    return [
+        {"quantity": "variance", "step": step, "accumulation_steps": num, "replacement": replacement, "batch": size,
+         "draws": draws, **batch_variance(each, size, draws, generator, replacement=replacement)}
+        for replacement in (True, False) for size in SIZES if size < len(each)
     ]  # fmt: skip
 
 
@@ -94,27 +90,11 @@ def sample_gradients(referee: Referee, state: State, batch: Batch) -> Tensor:
     return rows / workload.num_terms(batch).double().mean()
 
 
-def moments(each: Tensor) -> Row:
-    """|G|^2 and tr Sigma = mean |g_i - G|^2 over the rows g_i, the whole population (McCandlish et al. 2018, eq. 2.8).
-
-    Args:
-        each: [samples, P] gradients.
-
-    Returns:
-        Columns `population`, `gradient_square`, `noise_trace`.
-    """
-    mean = each.mean(0)
-    return {
-        "population": len(each),
-        "gradient_square": float(mean @ mean),
-        "noise_trace": float((each - mean).square().sum(1).mean()),
-    }
-
-
 def batch_variance(each: Tensor, size: int, draws: int, generator: torch.Generator, *, replacement: bool) -> Row:
     """Measure mean |g_B - G|^2 over drawn batches, beside what it should be.
 
-    tr Sigma / B with replacement, times (D - B) / (D - 1) without.
+    That is tr Sigma / B with replacement, times (D - B) / (D - 1) without, where tr Sigma = mean |g_i - G|^2 over the whole
+    population of g_i, whose mean is G (McCandlish et al. 2018, eq. 2.8).
 
     Args:
         each: [D, P] gradients of the samples.
@@ -136,5 +116,5 @@ def batch_variance(each: Tensor, size: int, draws: int, generator: torch.Generat
     factor = 1.0 if replacement else (population - size) / (population - 1)
     return {
         "variance": float((batches - mean).square().sum(1).mean()),
-        "expected": moments(each)["noise_trace"] / size * factor,
+        "expected": float((each - mean).square().sum(1).mean()) / size * factor,
     }

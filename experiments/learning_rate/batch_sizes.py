@@ -6,29 +6,10 @@ batch size to another are applied by choosing among trials, which start from the
 
 from __future__ import annotations
 
-import dataclasses
-import math
-from dataclasses import dataclass
-
 from accumulation_harness.experiments.convergence.learning_curves import evaluation
 from accumulation_harness.experiments.momentum.optimizer_states import small_batch
 from accumulation_harness.experiments.shared.convergence import Training, train, trainings
-from accumulation_harness.experiments.shared.measuring import Arm, Candidate, OnStep, Row, Setting, accumulated, outcome
-
-
-@dataclass
-class Steps:
-    """The optimizer steps of a training, and its held-out loss after as many as the window of B takes in all."""
-
-    enough: int
-    taken: int = 0
-    early: float = math.nan
-
-    def count(self, arm: Arm) -> None:
-        """One more."""
-        self.taken += 1
-        if self.taken == self.enough:
-            self.early = outcome(arm, [math.nan]).held_out_loss
+from accumulation_harness.experiments.shared.measuring import Candidate, OnStep, Row, Setting, accumulated, outcome
 
 
 def measurements(setting: Setting, on_step: OnStep) -> list[Row]:
@@ -42,17 +23,13 @@ def measurements(setting: Setting, on_step: OnStep) -> list[Row]:
         One row per batch size.
     """
     config = setting.config
-    steps = {num: Steps(config.steps) for num in (1, *config.accumulation_steps)}
-    chosen = []
-    for num, one in steps.items():
-        small = small_batch(accumulated(config, num))
-        chosen.append(Candidate("trained", dataclasses.replace(small, after_backward=(*small.after_backward, one.count))))
+    chosen = [Candidate("trained", small_batch(accumulated(config, num))) for num in (1, *config.accumulation_steps)]
     ends = train(setting, trainings(setting, chosen), on_step)
-    return [_row(end, one, config.effective_batch) for end, one in zip(ends, steps.values(), strict=True)]
+    return [_row(end, config.effective_batch) for end in ends]
 
 
-def _row(end: Training, steps: Steps, effective_batch: int) -> Row:
-    """Where training ended at equal samples, and (`early_`) at equal steps; nats per loss term.
+def _row(end: Training, effective_batch: int) -> Row:
+    """Where training ended, at equal samples; nats per loss term.
 
     The held-out samples have two halves: one to choose a learning rate by, the other to judge what was chosen.
 
@@ -65,9 +42,7 @@ def _row(end: Training, steps: Steps, effective_batch: int) -> Row:
         "accumulation_steps": end.name.accumulation_steps,
         "batch": max(end.arm.recipe.split(effective_batch)),
         "samples": end.samples,
-        "optimizer_steps": steps.taken,
         **vars(outcome(end.arm, end.losses)),
-        "early_held_out_loss": steps.early,
         "tuning_loss": evaluation(end.arm, held.rows(slice(0, middle))),
         "judged_loss": evaluation(end.arm, held.rows(slice(middle, None))),
     }

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from accumulation_harness.config import Data
-from accumulation_harness.experiments.gradient_noise.gradient_noise import batch_variance, moments, sample_gradients
+from accumulation_harness.experiments.gradient_noise.gradient_noise import batch_variance, sample_gradients
 from accumulation_harness.referee.oracle import snapshot
 from tests.trials import setting_of, trial
 
@@ -50,4 +50,3 @@ def test_the_expected_variance_by_enumeration(size):
         assert found["expected"] == pytest.approx(sum(variances) / len(variances), rel=1e-12)
         # Of 4,000 draws the mean square has a relative standard error of at most sqrt(2 / 4000), one direction holding all.
         assert found["variance"] == pytest.approx(found["expected"], rel=5 * math.sqrt(2 / 4000))
-    assert moments(each)["noise_trace"] == pytest.approx(float(each.var(0, correction=0).sum()), rel=1e-12)

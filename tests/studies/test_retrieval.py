@@ -60,7 +60,8 @@ def test_bytes_are_of_what_each_method_keeps(rows):
     assert plain["activation_bytes"] < 0.4 * full["activation_bytes"] and plain["held_bytes"] == full["held_bytes"] == 0
     assert cached["held_bytes"] == 12 * 2 * 64 * 4 + 4, "gradients of 12 pairs of representations, and of the temperature"
     assert rows["dual_bank@12"]["held_bytes"] == 12 * 2 * 64 * 4 + 4, "12 pairs of representations, and a temperature"
-    parameters = (full["static_bytes"] + 8) // 4  # weights, gradients, two moments (not the temperature's)
+    static = full["total_bytes"] - full["activation_bytes"]
+    parameters = (static + 8) // 4  # weights, gradients, two moments (not the temperature's)
     assert rows["momentum_bank@12"]["held_bytes"] == rows["dual_bank@12"]["held_bytes"] + parameters
     assert {arm: row["forwards"] for arm, row in rows.items()} == {
         "full": 1.0, "accumulated": 1.0, "permuted": 1.0, "small": 1.0,
