@@ -10,12 +10,10 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
-from markupsafe import Markup
 from pandas import DataFrame
 
 from accumulation_harness.analysis import caveats, faults, ledger, load, sections, tables
 from accumulation_harness.analysis.content import Block, Matrix, Picture, Section, Text, counted, plain, share
-from accumulation_harness.analysis.figures import style
 from accumulation_harness.analysis.question import Answer, Experiment, Material, ReportWarning, made_of, registered
 from accumulation_harness.judge.cause import MEANINGS, Cause
 
@@ -30,7 +28,6 @@ class Article:
     answer: Answer
     sections: tuple[Section, ...]
     results: load.Results
-    figures: dict[str, Figure]  # of its sections, by the name of the picture
 
     @property
     def id(self) -> str:
@@ -53,29 +50,28 @@ class Article:
         return float(self.results.trials["ended"].max())
 
     @property
+    def blocks(self) -> list[Block]:
+        """What its sections show, in order."""
+        return [block for section in self.sections for block in section.blocks]
+
+    @property
+    def pictures(self) -> list[Picture]:
+        """Those of its sections."""
+        return [block for block in self.blocks if isinstance(block, Picture)]
+
+    def file_of(self, picture: Picture) -> str:
+        """The name of a picture's file, without suffix."""
+        return plain(f"{self.experiment.name}-{picture.name}")
+
+    @property
     def lead(self) -> Block | None:
         """The figure, or else the matrix, that carries the answer: the first on its page."""
-        shown = [block for section in self.sections for block in section.blocks]
-        return next((block for kind in (Picture, Matrix) for block in shown if isinstance(block, kind)), None)
+        return next((block for kind in (Picture, Matrix) for block in self.blocks if isinstance(block, kind)), None)
 
     @property
     def has_cells(self) -> bool:
         """Whether it has judged arms, and so a table of verdicts by cell."""
         return bool((self.results.arms["arm"] == "accumulated").any())
-
-
-@dataclass(frozen=True)
-class Figure:
-    """A picture that has been drawn: the name of its file, without suffix, and the file."""
-
-    name: str
-    svg: bytes
-    alt: str
-
-    @property
-    def inline(self) -> Markup:
-        """As an element of the page."""
-        return Markup(style.inline(self.svg, self.name, self.alt))
 
 
 def articles(results: Path, loaded: load.Results) -> Iterator[Article]:
@@ -105,19 +101,14 @@ def _article(results: Path, own: load.Results, experiment: Experiment) -> Articl
         read_steps=partial(_step_rows, results, experiment.name),
         l4=tables.convergence(own.arms, experiment.margin),
     )
-    shown: list[Section] = []
-    figures: dict[str, Figure] = {}
-    for make in experiment.sections:
-        section, drawn = _made(make, material)
-        shown += [section] if section is not None else []
-        figures |= drawn
+    shown = [section for make in experiment.sections if (section := _made(make, material)) is not None]
     if damaged:
         if {one.trial for one in damaged} - {one.trial for one in own.torn}:  # those are told of the whole report
             first = f"{experiment.name}/{damaged[0].trial}: {damaged[0].detail}"
             warnings.warn(f"Curves of {len(damaged)} trials are missing, the first: {first}", ReportWarning, stacklevel=2)
         lost = "; ".join(f"{one.trial} ({one.detail})" for one in damaged)
         shown.append(Section("Curves that are missing", (Text(f"The step rows of these trials cannot be read: {lost}."),)))
-    return Article(experiment, _answer(experiment, own), tuple(shown), own, figures)
+    return Article(experiment, _answer(experiment, own), tuple(shown), own)
 
 
 def _step_rows(results: Path, experiment: str, trials: Iterable[str]) -> DataFrame:
@@ -135,22 +126,18 @@ def _drawn_steps(results: Path, experiment: str, arms: DataFrame) -> tuple[DataF
     return rows.merge(labels, on="trial"), damaged
 
 
-def _made(make: Callable[[Material], Section | None], material: Material) -> tuple[Section | None, dict[str, Figure]]:
+def _made(make: Callable[[Material], Section | None], material: Material) -> Section | None:
     """A section with its pictures drawn, or one that says why there is none."""
     name = make.__name__.replace("_", " ").strip()
 
-    def made() -> tuple[Section | None, dict[str, Figure]]:
-        section = None
+    def made() -> Section | None:
         with suppress(load.Unmeasured):
-            section = make(material)
-        pictures = [block for block in (section.blocks if section else ()) if isinstance(block, Picture)]
-        names = {picture.name: plain(f"{material.experiment.name}-{picture.name}") for picture in pictures}
-        drawn = {one.name: Figure(names[one.name], style.to_svg(one.figure), one.alt) for one in pictures}
-        return section, drawn
+            return make(material)
+        return None
 
-    def otherwise(reason: str) -> tuple[Section, dict[str, Figure]]:
+    def otherwise(reason: str) -> Section:
         text = f"This section ({name}) could not be made from the results that are there: {reason}."
-        return Section("A section that is missing", (Text(text),)), {}
+        return Section("A section that is missing", (Text(text),))
 
     return made_of(made, f"{material.experiment.name}: the section {name}", otherwise)
 

@@ -6,7 +6,7 @@ import hashlib
 import math
 import re
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import accumulate
 from typing import Any
 
@@ -15,6 +15,7 @@ from markupsafe import Markup, escape
 from matplotlib.figure import Figure
 from pandas import DataFrame, Series
 
+from accumulation_harness.analysis.figures.style import inline, to_svg
 from accumulation_harness.judge import statistics
 from accumulation_harness.judge.interval import Interval
 
@@ -32,13 +33,25 @@ class Text:
 
 @dataclass(frozen=True)
 class Picture:
-    """A figure with its caption, and a description for those who cannot see it."""
+    """A figure with its caption, and a description for those who cannot see it; it is drawn at once."""
 
-    name: str  # of its file, without suffix
+    name: str  # among those of its experiment
     figure: Figure
     alt: str
     caption: str
+    svg: bytes = field(init=False)
     kind = "picture"
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "svg", to_svg(self.figure))
+
+    def inline(self, prefix: str) -> Markup:
+        """As an element of a page whose ids begin with `prefix`."""
+        return Markup(inline(self.svg, prefix, self.alt))
+
+    def _repr_svg_(self) -> str:
+        """As a notebook shows it: the very SVG of the report."""
+        return self.svg.decode()
 
 
 @dataclass(frozen=True)

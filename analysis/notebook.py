@@ -10,7 +10,6 @@ from pandas import DataFrame
 from accumulation_harness.analysis import load
 from accumulation_harness.analysis.article import articles
 from accumulation_harness.analysis.content import Picture, Table, Text
-from accumulation_harness.analysis.figures.style import Shown
 from accumulation_harness.results.store import State, Store
 
 VARIABLE = "HARNESS_RESULTS"
@@ -93,6 +92,6 @@ def show(store: Path, question: str) -> None:
                 if isinstance(block, Text):
                     display(block.text)
                 elif isinstance(block, Picture):
-                    display(Shown(block.figure))
+                    display(block)
                 elif isinstance(block, Table):
                     display(DataFrame(block.rows, columns=[*block.head]))

@@ -108,7 +108,7 @@ def files(results: Path) -> dict[str, bytes]:
     notes += summarised(stale, "Made with other code or data than there are now; the command that made it runs it again")
     for note in notes:
         warnings.warn(note, ReportWarning, stacklevel=2)
-    made = {f"figures/{figure.name}.svg": figure.svg for one in articles for figure in one.figures.values()}
+    made = {f"figures/{one.file_of(picture)}.svg": picture.svg for one in articles for picture in one.pictures}
     for one in (one for one in articles if one.has_cells):
         cells = caveats.cells_table(one.results.arms)
         made |= {f"tables/{one.id}.csv": tables.to_csv(cells), f"tables/{one.id}.tex": caveats.to_latex(cells)}

@@ -19,7 +19,6 @@ from pandas import DataFrame
 
 from accumulation_harness.analysis import load, tables
 from accumulation_harness.analysis.article import articles
-from accumulation_harness.analysis.content import Picture
 from accumulation_harness.analysis.figures.style import style
 from accumulation_harness.config import ConfigError, TrackingConfig, TrackingMode
 from accumulation_harness.results import sweeps, tracking
@@ -154,9 +153,8 @@ def pictures(results: Path, own: load.Results) -> Iterator[tuple[str, Figure]]:
         Name and figure.
     """
     for article in articles(results, own):
-        for block in (block for section in article.sections for block in section.blocks):
-            if isinstance(block, Picture):
-                yield block.name, block.figure
+        for picture in article.pictures:
+            yield picture.name, picture.figure
 
 
 def to_png(figure: Figure, path: Path) -> Path:

@@ -7,7 +7,6 @@ import math
 import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from html import escape
 from typing import Any
 
@@ -91,16 +90,6 @@ def to_svg(figure: Figure) -> bytes:
         ConstrainedLayoutEngine().execute(figure)
         figure.savefig(target, format="svg", metadata={"Date": None, "Creator": None, "Format": None, "Type": None})
     return _NO_XML.sub("\N{REPLACEMENT CHARACTER}".encode(), target.getvalue())
-
-
-@dataclass(frozen=True)
-class Shown:
-    """A figure as a notebook shows it: the very SVG of the report."""
-
-    figure: Figure
-
-    def _repr_svg_(self) -> str:
-        return to_svg(self.figure).decode()
 
 
 def inline(svg: bytes, prefix: str, alt: str) -> str:

@@ -21,8 +21,8 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from accumulation_harness.analysis import load, tables
+from accumulation_harness.analysis.content import Picture
 from accumulation_harness.analysis.figures import style
-from accumulation_harness.analysis.figures.style import Shown
 from accumulation_harness.analysis.notebook import NoResults, find_results, latest
 from accumulation_harness.judge import statistics
 from accumulation_harness.results.cells import by_cell, caveats
@@ -85,7 +85,7 @@ with style.style():
     axes.axhline(0, color="grey", linewidth=0.8)
     axes.set(xscale="log", xlabel="accumulation steps N", ylabel="held-out loss - full batch's (nats)")
     axes.legend(title="norm", frameon=False)
-Shown(figure)
+Picture("gap", figure, "Held-out loss over N, less the full batch's", "")
 
 # %% [markdown]
 # ## Test
