@@ -12,7 +12,6 @@ from accumulation_harness.lint.source import Source
 
 LENGTH = re.compile(r"step|iter|max|total|len|epoch|num|batches|(^|\W)T")
 LOADED = re.compile(r"load|iter|batches|dl\b|data(?!set)")
-WINDOWS = re.compile("total|global|effective|accum")  # batch sizes that are a window's
 
 
 @dataclass(frozen=True)
@@ -77,19 +76,15 @@ def _computed(source: Source, node: ast.expr) -> Length:
                 one.power - (0 if cut else other.power),  # a size that N has divided is a micro-batch's
                 one.counts or cut,
                 node,
-                cut and not ("len(" in words.text(left) and not WINDOWS.search(words.text(right))),
+                cut,
             )
         case ast.BinOp(left=left, right=right):
             return replace(_telling(length(source, one) for one in (left, right)), at=node)
-        case ast.Call() if words.last(node.func) == "len" or "length" in words.last(node.func):
+        case ast.Call() if words.last(node.func) == "len":
             return Length(counts=LOADED.search(words.text(node)) is not None)
         case ast.Call():
-            found = _telling(length(source, one) for one in source.returned(words.dotted(node.func)))
-            is_object = words.dotted(node.func).rpartition(".")[2][:1].isupper()  # no length, whatever it was made with
-            if not (found.power or found.counts or is_object):  # of another file, or what it returns is a function
-                each = [length(source, one) for one in (*node.args, *(one.value for one in node.keywords))]
-                found = Length() if any(one.power > 0 for one in each) and any(one.counts for one in each) else _telling(each)
-            return found
+            given = (*node.args, *(one.value for one in node.keywords))  # of a function of another file, or of Python's own
+            return _telling(length(source, one) for one in (*source.returned(words.dotted(node.func)), *given))
         case ast.IfExp(body=body, orelse=orelse):
             return _telling(length(source, one) for one in (body, orelse))
         case ast.Lambda(body=body):

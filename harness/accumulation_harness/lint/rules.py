@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import itertools
 import math
 import re
 from collections import Counter
@@ -454,10 +453,6 @@ def _weighed(source: Source, window: Window, named: bool) -> Iterator[Told]:
     for term in _terms(window):
         if term.at is not None and term.by_number > 1 and term.weight is not None:
             yield _hit(term.at, Cause.loss_not_divided, "the loss is multiplied by the number of micro-batches"), ()
-    for event in window.backwards[:1]:
-        terms = event.loss.terms if event.loss else ()
-        if any(term.of_weights and term.weight == 1 for term in terms) and any(term.weight is None for term in terms):
-            yield _hit(anchor, Cause.auxiliary_loss_scale, PENALTY), (anchor,)
     divisors = [round(math.prod(term.literals) / (term.by_number or 1), 6) for term in _terms(window)]
     if divisors == [*range(1, window.size + 1)]:
         sentence = "the loss is divided by the number of micro-batches so far: the first counts most"
@@ -477,7 +472,7 @@ def _weighed(source: Source, window: Window, named: bool) -> Iterator[Told]:
             yield Hit.at(anchor, Cause.loss_not_divided, sentence, sure=sure), (anchor,)
     elif any(_near(total, once) for total in totals):
         odd = [term for term, total in zip(placed, totals, strict=True) if _near(total, never)]
-        if odd and all(term.kind != "unknown" or term.of_weights for term in odd):
+        if odd and all(term.kind != "unknown" for term in odd):
             yield _hit(anchor, Cause.auxiliary_loss_scale, PENALTY), (anchor,)
         is_of_model = all(term.kind == "model" for term in placed) and source.counts_labels and backward.name != "automatic"
         of_labels = [
@@ -548,15 +543,6 @@ def _passed_over(ways: list[Run]) -> Iterator[Hit]:
         if usual and odd and usual[0].size > odd[0].size > 0 and usual[0].step.loops == odd[0].step.loops:
             sentence = "a micro-batch that is not finite is left out, and its window goes on without it"
             yield _hit(run.passed_over, Cause.non_finite_micro_batch, sentence)
-        mine, theirs = (_until_backward(one.events[run.passed_at :]) for one in (run, plain))
-        if "clear" in theirs and "step" in theirs and "clear" not in mine:
-            sentence = "where gradients are not finite they are not cleared, and stay in the next window"
-            yield _hit(theirs["clear"].node, Cause.gradients_not_cleared, sentence)
-
-
-def _until_backward(events: list[Event]) -> dict[str, Event]:
-    """Return what happens before the next backward, by its kind."""
-    return {event.kind: event for event in itertools.takewhile(lambda one: one.kind != "backward", events)}
 
 
 def _of_one(ways: list[Run]) -> Iterator[Hit]:

@@ -93,8 +93,7 @@ class Run:
         self.owners: dict[ast.expr, Value] = {}  # of attributes that were asked for
         self.forwards: dict[str, ast.Call | None] = {}  # since the last backward, by what is called; None: within `no_sync`
         self.asked_finite: Counter[ast.Call] = Counter()
-        self.passed_at = 0  # the number of events then
-        self.passed_in: list[tuple[ast.AST, int, bool]] | None = None  # and the loops
+        self.passed_in: list[tuple[ast.AST, int, bool]] | None = None  # the loops then
 
     @cached_property
     def of_kind(self) -> dict[str, list[Event]]:
@@ -301,9 +300,7 @@ class Run:
         if of_loop and value is None:
             value = Thing(name)
         elif self.source.is_number(target) and (
-            isinstance(value, Thing)
-            or (type(value) in (int, Part) and (is_literal or value > 1))
-            or (is_literal and value is True)
+            isinstance(value, Thing) or (type(value) in (int, Part) and (is_literal or value > 1))
         ):
             value = self.number
             self.counts = True
@@ -446,17 +443,8 @@ class Run:
                 loss, factor, text = (left, right, second) if self.is_loss(left) else (right, left, first)
                 return self.loss(loss).multiplied(factor, text)
             case ast.Add() | ast.Sub() if self.is_loss(left) or self.is_loss(right):
-                sides = ((left, first), (right, second))
-                return Loss.total(self.addend(value, text) for value, text in sides if not isinstance(value, (int, float)))
+                return Loss.total(self.loss(value) for value in (left, right) if not isinstance(value, (int, float)))
         return Thing(words.text(first)[:40] + words.text(second)[:40])
-
-    def addend(self, value: Value, text: ast.expr) -> Loss:
-        """Return an addend of a loss."""
-        loss = self.loss(value)
-        written = words.text(text)
-        return (
-            loss.each(lambda one: replace(one, of_weights=True)) if ".parameters()" in written or ".weight" in written else loss
-        )
 
     @staticmethod
     def is_loss(value: Value) -> bool:
@@ -594,7 +582,7 @@ class Run:
         if name in FINITE:
             self.asked_finite[node] += bool(self.loops)
             if self.passed_over is None and self.asked_finite[node] - 1 == self.not_finite:
-                self.passed_over, self.passed_at, self.passed_in = node, len(self.events), list(self.loops)
+                self.passed_over, self.passed_in = node, list(self.loops)
             return FINITE[name] is not (self.passed_in == self.loops)
         if of is not None:
             answer = self.method(node, name, of, owner, args, given, names)

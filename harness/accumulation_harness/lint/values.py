@@ -65,7 +65,6 @@ class Term:
     whole: str = ""  # by what the whole window holds
     padded: bool = False
     masked: bool = False
-    of_weights: bool = False
     at: ast.expr | None = None  # where it was last divided or multiplied by N
 
     def divided(self, by: float | None) -> Term:
@@ -121,8 +120,7 @@ class Loss:
         if isinstance(factor, (int, float)) and not isinstance(factor, Length):
             return self
         if isinstance(factor, Loss):
-            masked = replace(self.terms[0], masked=True)
-            return self if len(self.terms) > 1 or self.terms[0].kind != "rows" else replace(self, terms=(masked,))
+            return self
         unsure = any(map(words.SCALE.search, words.identifiers(text))) or words.COUNT.search(words.text(text))
         return self.each(lambda one: replace(one, masked=True, weight=None if unsure else one.weight))
 
