@@ -36,10 +36,6 @@ UNTOLD = "`accumulate` defers no step: the Accelerator of this file is not told 
 SAID = {  # what happens once and is wrong at once
     "untold": (Cause.step_every_micro_batch, UNTOLD),
     "entered": (Cause.window_misplaced, ENTERED),
-    "outside": (
-        Cause.window_misplaced,
-        "this backward is outside of `accumulate`, which the other one of this micro-batch is in",
-    ),
     "left_out": (
         Cause.replicas_not_synchronised,
         "`accumulate` is not given all models that are trained: the others synchronise",

@@ -82,7 +82,7 @@ class Run:
         self.hooks: list[Function] = []
         self.given: set[str] = set()  # parameters of what is called for each micro-batch
         self.evaluated = self.depth = self.entered = self.periods = self.engine_steps = self.engine_stepped = 0
-        self.deferred = self.handling = self.unsure = self.entering = self.recording = self.inside = False
+        self.deferred = self.handling = self.unsure = self.entering = self.recording = False
         self.is_wide = False  # whether a boundary is further away than N
         self.counts = False  # whether it came by a number of micro-batches, or a boundary
         self.visited: set[ast.AST] = set()
@@ -252,14 +252,14 @@ class Run:
 
     def context(self, node: ast.With | ast.AsyncWith, names: ChainMap[str, Value]) -> str:
         """Follow `with`: accelerate's `accumulate`, `no_sync`, apex's `scale_loss`."""
-        before, inside = len(self.no_sync), self.inside
+        before = len(self.no_sync)
         for item in node.items:
             value = self.value(item.context_expr, names)
             name = words.end(value.name) if isinstance(value, Thing) else ""
             call = value.at if name and value.at is not None else item.context_expr
             if name == "accumulate":
                 self.entered += 1
-                self.inside = self.counts = True
+                self.counts = True
                 if self.loops and self.entered_in == self.loops:
                     self.happen("entered", call, name)
                 self.entered_in = list(self.loops)
@@ -282,7 +282,6 @@ class Run:
             return self.block(node.body, names)
         finally:
             del self.no_sync[before:]
-            self.inside = inside
 
     def give(
         self, target: ast.expr, value: Value, names: ChainMap[str, Value], *, is_literal: bool, of_loop: bool = False
@@ -609,8 +608,6 @@ class Run:
             if isinstance(owner, Loss) or not is_framework:
                 self.backward(node, self.loss(owner), known)
             elif args and "accelerator" in label:
-                if not self.inside and self.loops and self.entered_in == self.loops:
-                    self.happen("outside", node, known)
                 told = self.handling or self.source.tells_accelerator
                 self.backward(
                     node, args[0], known, divisor=self.number if told else 1.0 if self.source.accelerator_counts_one else None
@@ -634,9 +631,6 @@ class Run:
             self.happen("step", node, getattr(args[0], "name", known) if args else known, scaled=known)
         elif name in ("step", "optimizer_step") and self.is_optimizer(of, known):
             self.happen("step", node, known)
-            for one in args[:1]:
-                if isinstance(one, Function):
-                    self.call(one, [], {})
         elif name == "step" and (words.SCHEDULE.search(label) or words.SCHEDULE.search(words.end(known))):
             if not args and not given:
                 self.happen("schedule", node, known)
@@ -788,12 +782,11 @@ class Run:
             if "loss" in name and any(isinstance(one, Part) for one in args):
                 return Loss.of("unknown", weight=None)
             return Loss.of(told[0]) if told and told[0] != "none" and "loss" in name else None
-        rows = name in words.LOSSES and len(node.args) > 1 and self.source.numbers_rows(node.args[1])
         kind = {"sum": "sum", "none": "rows"}.get(told[0] if told else "mean", "mean")
         if any(isinstance(one, Part) for one in args):
             return Loss.of("unknown", weight=None)
         takes_more = len(args) > 2 and name not in words.LOSSES  # a criterion takes outputs and targets
-        if rows or takes_more or any(one.arg is None for one in node.keywords) or ("reduction" in given and not told):
+        if takes_more or ("reduction" in given and not told):
             kind = "unknown"
         ignores = "ignore_index" in given and (given["ignore_index"] != -1 or self.source.counts_labels)  # -1 may ignore nothing
         return Loss.of(kind, padded=kind == "mean" and ignores)

@@ -433,11 +433,6 @@ class Source:
         bases = {words.last(base) for one in self.family(of.name) for base in one.bases}
         return "lightningmodule" in bases and "manual_backward" not in self.text and "automatic_optimization" not in self.text
 
-    def numbers_rows(self, node: ast.expr) -> bool:
-        """Whether labels are the numbers of the rows: `torch.arange(n)`, so that a loss sets rows against each other."""
-        given = self._values.get(words.text(node), [])
-        return any("arange(" in words.text(one) for one in (node, *given))
-
     @cached_property
     def counts_labels(self) -> bool:
         """Whether the file counts the valid labels of a micro-batch: `(labels != -100).sum()`, `n = mask.sum()`."""

@@ -146,8 +146,9 @@ def _names_in(node: ast.AST) -> set[str]:
 def _is_loss(source: Source, call: ast.Call) -> bool:
     """Whether a call computes a mean loss: one of torch's, or the function that transformers' models inherit."""
     name = words.last(call.func)
-    made = [call.func] if isinstance(call.func, ast.Call) else source.made.get(name, [])
-    torch_loss = [one for one in made if words.last(one.func).endswith("loss") and words.last(one.func) != "loss"]
+    torch_loss = [
+        one for one in source.made.get(name, []) if words.last(one.func).endswith("loss") and words.last(one.func) != "loss"
+    ]
     if name in words.LOSSES or torch_loss:
         return not any(keyword.arg == "reduction" for one in (call, *torch_loss) for keyword in one.keywords)
     return name == "loss_function"
