@@ -55,7 +55,15 @@ def lengths(source: Source, step: ast.AST) -> Iterator[Length]:
 
 
 def length(source: Source, node: ast.expr) -> Length:
-    """Return the length that an expression is; each is looked at once, and one that is made from itself says nothing."""
+    """Read the length that an expression is; each is looked at once, and one that is made from itself says nothing.
+
+    Args:
+        source: The file that it is in.
+        node: The expression.
+
+    Returns:
+        How it grows with N, and whether it counts batches.
+    """
     if node not in source.known:
         source.known[node] = Length()
         source.known[node] = _computed(source, node)
