@@ -22,7 +22,6 @@ from accumulation_harness.analysis.content import (
     table_by,
 )
 from accumulation_harness.analysis.figures.forms import (
-    EXACT,
     band_curve,
     by_optimizer,
     columns_over,
@@ -52,13 +51,14 @@ from accumulation_harness.analysis.question import (
     Material,
     Ruling,
     claim,
+    not_measured,
     over_settings,
     takes,
     undecided,
 )
 from accumulation_harness.analysis.rates import Rate, of_trials, percent, rate
 from accumulation_harness.judge import statistics
-from accumulation_harness.judge.cause import INHERENT, MEANINGS, ON_RANKS, Cause
+from accumulation_harness.judge.cause import Cause
 from accumulation_harness.judge.gates import ALGEBRA_GATE, ROUNDING_GATE, TRAJECTORY_GATE
 from accumulation_harness.judge.interval import Interval
 from accumulation_harness.results.cells import spread

@@ -133,6 +133,23 @@ def claim(id: str, expects: Ruling, rule: str) -> Callable[[Callable[[Results], 
     return partial(Claim, id, expects, rule)
 
 
+def not_measured(id: str, verdict: Ruling, rule: str, explanation: str, threshold: str = "") -> Claim:
+    """A claim about which no run says anything.
+
+    Args:
+        id: Identifier of the claim.
+        verdict: What becomes of it, whatever the results.
+        rule: Why, in words.
+        explanation: One sentence.
+        threshold: What it was held against.
+
+    Returns:
+        The claim.
+    """
+    finding = ClaimResult(verdict=verdict, measured=math.nan, threshold=threshold, n=0, explanation=explanation)
+    return Claim(id, verdict, rule, lambda results: finding)
+
+
 @dataclass(frozen=True)
 class Answer:
     """The answer to the question, from the numbers."""

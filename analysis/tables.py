@@ -6,11 +6,10 @@ import csv
 import io
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import pandas as pd
-from numpy.typing import NDArray
 from pandas import DataFrame, Series
 
 from accumulation_harness import config
@@ -29,7 +28,6 @@ MEASURES = ("held_out_loss", "tail_loss")
 MAX_FACETS = 6
 FORMULA = ("=", "+", "-", "@", "\t", "\r", "\n", *"\uff1d\uff0b\uff0d\uff20")  # makes a spreadsheet compute; the last: wide forms
 LEVEL = 0.05
-Places = NDArray[np.int64]
 
 
 def place_of(optimizer: object) -> int:
@@ -208,44 +206,27 @@ def convergence(arms: DataFrame, margin: float) -> DataFrame:
         those from each other, by a permutation test (`statistics.stands_apart`); `apart_holm`: its p after Holm over the
         accumulated arms of the measure.
     """
-    arms = arms.query("arm in ['accumulated', 'permuted']").reset_index(drop=True)
-    trials = arms["trial"].tolist()
-    places = cast(dict[tuple[str, str, int], Places], arms.groupby(["group", "arm", "accumulation_steps"]).indices)
-    rows: list[dict[str, Any]] = []
-    for measure in MEASURES:
-        paired = (arms[measure] - arms[f"full_{measure}"]).to_numpy(dtype=np.float64)
-        known = {name: own[np.isfinite(paired[own])] for name, own in places.items()}
-        null = {group: _of_trials(trials, own, paired) for (group, arm, n), own in known.items() if (arm, n) == ("permuted", 1)}
-        for (group, arm, _), own in known.items():
-            beside = null.get(group, {}) if arm == "accumulated" else {}
-            nulls = [beside.get(trials[at], []) for at in own]
-            differences = paired[own].tolist()
-            apart, apart_p = statistics.stands_apart(differences, nulls)
-            rows.append(
-                {
-                    "measure": measure,
-                    **paired_comparison(differences, margin),
-                    "apart": apart,
-                    "apart_p": apart_p,
-                    "apart_holm": math.nan,
-                }
-            )
-    labels = arms.loc[[own[0] for own in places.values()], CELL]
-    frame = pd.concat([pd.concat([labels] * len(MEASURES), ignore_index=True), DataFrame(rows, columns=L4_COLUMNS)], axis=1)
-    for _, cells in frame.query("apart_p.notna() and arm == 'accumulated'").groupby("measure"):
-        frame.loc[cells.index, "apart_holm"] = statistics.holm(cells["apart_p"].tolist())
+    arms = arms.query("arm in ['accumulated', 'permuted']")
+    about = arms[[*CELL, "group", "trial"]]
+    paired = pd.concat([about.assign(measure=name, off=arms[name] - arms[f"full_{name}"]) for name in MEASURES])
+    paired["off"] = paired["off"].where(np.isfinite(paired["off"].astype(float)))
+    null = paired.query("arm == 'permuted' and accumulation_steps == 1 and off.notna()")
+    beside = null.groupby(["measure", "trial"])["off"].apply(list).to_dict()
+
+    def compared(own: DataFrame) -> dict[str, Any]:
+        own = own[own["off"].notna()]
+        keys = own[["measure", "trial"]].itertuples(index=False, name=None)
+        nulls = [beside.get(key, []) if arm == "accumulated" else [] for key, arm in zip(keys, own["arm"], strict=True)]
+        apart, apart_p = statistics.stands_apart(own["off"].tolist(), nulls)
+        return {**paired_comparison(own["off"].tolist(), margin), "apart": apart, "apart_p": apart_p}
+
+    frame = cells(paired, [*CELL, "measure", "group"], compared).reindex(columns=[*CELL, *L4_COLUMNS])
+    for _, own in frame.query("apart_p.notna() and arm == 'accumulated'").groupby("measure"):
+        frame.loc[own.index, "apart_holm"] = statistics.holm(own["apart_p"].tolist())
     return in_order(frame)
 
 
 L4_COLUMNS = ["measure", "n", "mean", "low", "high", "tost_p", "detectable", "apart", "apart_p", "apart_holm"]
-
-
-def _of_trials(trials: Sequence[str], places: Places, paired: NDArray[np.float64]) -> dict[str, list[float]]:
-    """The differences at `places`, by their trial."""
-    found: dict[str, list[float]] = {}
-    for at in places:
-        found.setdefault(trials[at], []).append(float(paired[at]))
-    return found
 
 
 def paired_comparison(differences: Sequence[float], margin: float) -> dict[str, Any]:

@@ -16,6 +16,7 @@ from accumulation_harness.analysis.answering import (
     Ruling,
     Section,
     claim,
+    not_measured,
     number,
     section,
     span,
@@ -187,18 +188,12 @@ def _calculated(id: str, expects: Ruling, rule: str, value: float, claimed: floa
     return Claim(id, expects, rule, lambda results: arithmetic(value, claimed, explanation))
 
 
-def _not_measured(id: str, verdict: Ruling, rule: str, explanation: str) -> Claim:
-    """A claim that no run can decide, or about a work whose own text says otherwise."""
-    finding = ClaimResult(verdict=verdict, measured=float("nan"), threshold="", n=0, explanation=explanation)
-    return Claim(id, verdict, rule, lambda results: finding)
-
-
 READ = (
     _calculated(
         "D8", Ruling.right_by_arithmetic, "Right by arithmetic when 524288 / 8192 is 64; nothing is measured.",
         524288 / 8192, 64, "524288 tokens are 64 micro-batches of 8192, exactly.",
     ),
-    _not_measured(
+    not_measured(
         "G6", Ruling.contradicted, 
         "Contradicted by its source when the paper that it appeals to reports other hardware; read, not run.",
         "BERT's paper (Devlin et al., 2019, arXiv 1810.04805, appendix A.2) reports Cloud TPUs in pod configuration: 16 "
@@ -213,11 +208,11 @@ READ = (
         "G9", Ruling.right_by_arithmetic, "Right by arithmetic when 70e9 parameters x 2 bytes are 140 GB; nothing is measured.",
         70e9 * 2 / 1e9, 140, "At 2 bytes per parameter, weights alone.",
     ),
-    _not_measured(
+    not_measured(
         "G5", Ruling.not_testable, "No run can decide it.",
         "What a company runs in production leaves no trace that could be measured.",
     ),
-    _not_measured(
+    not_measured(
         "G7", Ruling.not_testable, "No run can decide it.",
         "How a model was trained cannot be measured; its paper gives the batch, and does not say that it was accumulated.",
     ),

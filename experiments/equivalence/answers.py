@@ -20,6 +20,7 @@ from accumulation_harness.analysis.answering import (
     claim,
     counted,
     needed,
+    not_measured,
     number,
     share,
     takes,
@@ -132,21 +133,14 @@ def only_approximates(results: Results) -> ClaimResult:
     )
 
 
-@claim(
+NO_RELATION = not_measured(
     "A5",
     Ruling.wrong_by_arithmetic,
     "Wrong by arithmetic: B = N·b is a definition, by which trials are configured; nothing is measured.",
+    "B = N·b binds them: of the batch, the micro-batch and the number of steps, two fix the third. That is a "
+    "definition, by which every trial here is configured, and not measured.",
+    threshold="B = N·b",
 )
-def no_relation(results: Results) -> ClaimResult:
-    """A5: the relation is a definition, and the micro-batches of every trial are computed from it: nothing is measured."""
-    return ClaimResult(
-        verdict=Ruling.wrong_by_arithmetic,
-        measured=float("nan"),
-        threshold="B = N·b",
-        n=0,
-        explanation="B = N·b binds them: of the batch, the micro-batch and the number of steps, two fix the third. That is a "
-        "definition, by which every trial here is configured, and not measured.",
-    )
 
 
 @claim(
@@ -218,7 +212,7 @@ EXPERIMENT = Experiment(
     rule="The verdict of every single arm decides: float64 algebra and counters, then rounding in the target precision. One arm "
     "that falls otherwise refutes the prediction, one that cannot be judged leaves it open. "
     "Convergence over seeds is reported beside it and certifies nothing alone.",
-    claims=(same_update, only_approximates, no_relation, eight_and_two),
+    claims=(same_update, only_approximates, NO_RELATION, eight_and_two),
     answer=answer,
     advice=_may_i_accumulate,
     sections=(

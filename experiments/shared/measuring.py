@@ -21,7 +21,6 @@ from accumulation_harness.recipes.recipe import (
     Recipe,
     Stage,
     evaluated,
-    step,
     take_step,
     window_total,
 )

@@ -387,7 +387,7 @@ class Run:
         if self.source.is_number(node):
             self.counts = True
             return self.number
-        return value if is_known else Thing(name)
+        return Thing(name)
 
     def key(self, node: ast.Attribute | ast.Subscript, of: Value) -> str:
         """Return the dotted name under which an attribute or an item of a value is kept."""
@@ -436,8 +436,7 @@ class Run:
                     return Thing(left.name)
                 return self.loss(left).divided(right, second)
             case ast.Mult() if isinstance(left, Loss) and isinstance(right, Loss):
-                known = [one for one in (left, right) if one.terms[0].kind != "unknown"]
-                return (known or [left])[0].multiplied(Thing("mask") if known[:1] == [left] else left, second)
+                return left.multiplied(Thing("mask"), second)
             case ast.Mult() if self.is_loss(left) or self.is_loss(right):
                 loss, factor, text = (left, right, second) if self.is_loss(left) else (right, left, first)
                 return self.loss(loss).multiplied(factor, text)
@@ -654,7 +653,7 @@ class Run:
         elif name in ("div_", "mul_") and ".grad" in known and args and (name == "div_" or isinstance(args[0], (int, float))):
             self.happen("rescale", node, known)
         elif "post_accumulate_grad_hook" in name:
-            self.hooks += [one for one in args[:1] if isinstance(one, Function) and one not in self.hooks][:1]
+            self.hooks += [one for one in args[:1] if isinstance(one, Function)]
         elif isinstance(owner, Loss) or (self.is_loss(owner) and name in ("div", "div_", "mul", "mul_", "mean", "sum")):
             return self.reshaped(self.loss(owner), name, node, args)
         elif name in PASSED_ON and isinstance(owner, Thing) and owner.of:

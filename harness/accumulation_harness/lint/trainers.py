@@ -92,10 +92,8 @@ def _is_own_mean(method: ast.FunctionDef, reached: ast.Module) -> bool:
     body = ast.Module(method.body, [])
     rest = {method.args.kwarg.arg} if method.args.kwarg else set()
     used = {node.id for node in words.inside(body, ast.Name) if isinstance(node.ctx, ast.Load)}
-    returns = any(node.value is not None for node in words.inside(body, ast.Return))
     return (
-        returns
-        and _is_of_language_model(reached)
+        _is_of_language_model(reached)
         and COUNT not in used
         and not rest & used
         and not any(map(words.NUMBER.search, words.identifiers(reached)))

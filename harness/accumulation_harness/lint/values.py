@@ -96,8 +96,7 @@ class Loss:
     def divided(self, by: Value, text: ast.expr) -> Loss:
         """Return `loss / by`."""
         written = words.text(text) + (by.name if isinstance(by, Thing) else "")  # a name, and what it was made of
-        is_scalar = isinstance(by, Thing) and by.name == "loss.numel()"
-        counts = not is_scalar and any(word in written for word in (".sum()", "len(", "numel", ".size(0)", ".shape[0]"))
+        counts = any(word in written for word in (".sum()", "len(", "numel", ".size(0)", ".shape[0]"))
         of_window = any(map(words.WHOLE.search, words.identifiers(text)))
 
         def term(one: Term) -> Term:
