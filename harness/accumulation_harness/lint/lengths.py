@@ -49,21 +49,13 @@ def lengths(source: Source, step: ast.AST) -> Iterator[Length]:
             given = [one for one in call.args[1:] if told != "t_total" and re.search(LENGTH, words.text(one))]
             given += [one.value for one in call.keywords if re.search(told, one.arg or "")]
             found = [
-                one for one in (length(source, one) for one in given if not source.is_number(one)) if one.power or one.counts
+                one for one in (_length(source, one) for one in given if not source.is_number(one)) if one.power or one.counts
             ]
             yield from (replace(one, at=one.at or call) for one in found[-1:])  # the warm-up stands before the whole
 
 
-def length(source: Source, node: ast.expr) -> Length:
-    """Read the length that an expression is; each is looked at once, and one that is made from itself says nothing.
-
-    Args:
-        source: The file that it is in.
-        node: The expression.
-
-    Returns:
-        How it grows with N, and whether it counts batches.
-    """
+def _length(source: Source, node: ast.expr) -> Length:
+    """Return the length that an expression is; each is looked at once, and one that is made from itself says nothing."""
     if node not in source.known:
         source.known[node] = Length()
         source.known[node] = _computed(source, node)
@@ -74,12 +66,12 @@ def length(source: Source, node: ast.expr) -> Length:
 def _computed(source: Source, node: ast.expr) -> Length:
     match node:
         case ast.BinOp(left=left, right=right, op=ast.Mult() | ast.Div() | ast.FloorDiv()):
-            one, other = length(source, left), length(source, right)
+            one, other = _length(source, left), _length(source, right)
             if isinstance(node.op, ast.Mult):
                 return Length(one.power + other.power, one.counts or other.counts, node, one.unsure or other.unsure)
             if other.counts or other.power < 0:
                 return Length()  # epochs that so many steps take, or a share of them
-            cut = source.is_size(right) and not one.counts
+            cut = "batch" in words.text(right) and not one.counts
             return Length(
                 one.power - (0 if cut else other.power),  # a size that N has divided is a micro-batch's
                 one.counts or cut,
@@ -87,20 +79,20 @@ def _computed(source: Source, node: ast.expr) -> Length:
                 cut,
             )
         case ast.BinOp(left=left, right=right):
-            return replace(_telling(length(source, one) for one in (left, right)), at=node)
+            return replace(_telling(_length(source, one) for one in (left, right)), at=node)
         case ast.Call() if words.last(node.func) == "len":
             return Length(counts=LOADED.search(words.text(node)) is not None)
         case ast.Call():
             given = (*node.args, *(one.value for one in node.keywords))  # of a function of another file, or of Python's own
-            return _telling(length(source, one) for one in (*source.returned(words.dotted(node.func)), *given))
+            return _telling(_length(source, one) for one in (*source.returned(words.dotted(node.func)), *given))
         case ast.IfExp(body=body, orelse=orelse):
-            return _telling(length(source, one) for one in (body, orelse))
+            return _telling(_length(source, one) for one in (body, orelse))
         case ast.Lambda(body=body):
-            return _telling(length(source, one) for one in words.inside(body, ast.Name))
+            return _telling(_length(source, one) for one in words.inside(body, ast.Name))
         case ast.Name() | ast.Attribute() | ast.Subscript():
             if source.is_number(node):
                 return Length(1)
-            return _telling(length(source, one) for one in source.given(node))
+            return _telling(_length(source, one) for one in source.given(node))
     return Length()
 
 

@@ -305,10 +305,6 @@ class Source:
         name = _key(node) if isinstance(node, ast.Subscript) else words.last(node)
         return name in self._numbers or (words.is_number(name) and name not in self._counters)
 
-    def is_size(self, node: ast.AST) -> bool:
-        """Whether an expression names the size of a batch."""
-        return "batch" in words.text(node)
-
     @cached_property
     def _numbers(self) -> set[str]:
         return self._moduli - self._counters
