@@ -33,6 +33,7 @@ class Counter(StrEnum):
     poisoned_finite = "finite weights after a non-finite micro-batch"
     after_poison = "steps in the window after one with a non-finite micro-batch"
     error_after_poison = "relative error of the gradient in the window after one with a non-finite micro-batch"
+    left_by_poison = "relative error of a gradient begun with what a window with a non-finite micro-batch has left"
     poisoned_scale = "loss scale's factor at a non-finite micro-batch"
 
     def of(self, part: str) -> str:

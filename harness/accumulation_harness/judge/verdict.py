@@ -294,7 +294,8 @@ def _judged(evidence: Evidence) -> Verdict:
         zeros, of_full = evidence.rounding.zeros, evidence.rounding.full_zeros
         clearly = of_full <= VANISHED and zeros - of_full > CLEARLY_VANISHED
         is_inherent = INHERENT.issuperset(diagnosis.causes)
-        also = ((vanished if clearly else {}) or _in_format(evidence)) if is_inherent else {}
+        also = vanished if clearly and (is_inherent or not evidence.signature.wrong) else {}
+        also = also or (_in_format(evidence) if is_inherent else {})
         unread = _unread(evidence.algebra) if evidence.signature.follows and evidence.algebra.parted_at is None else ()
         return Verdict(
             verdict=Outcome.different,

@@ -42,7 +42,7 @@ from accumulation_harness.judge.gates import (
     TRAJECTORY_GATE,
     coarse_gate,
 )
-from accumulation_harness.judge.signature import Movement, Signature, worst
+from accumulation_harness.judge.signature import Movement, Samples, Signature, worst
 from accumulation_harness.judge.verdict import Algebra
 from accumulation_harness.measure.lock_step import REFERENCE, ArmChanges, LockStep, Setting, StepRecord, Watch, carried_by
 from accumulation_harness.measure.probe import (
@@ -83,6 +83,7 @@ class AlgebraResult:
     signature: Signature
     counters: Differences
     narrow: Signature = field(default_factory=Signature)  # in the format under test, where L1 cannot tell
+    foreign: Collection[int] = ()  # windows of other samples, each of which was looked at
 
 
 @dataclass
@@ -102,6 +103,7 @@ class Run:
     steps: int = 0  # windows that were taken, the one in which the run ended included
     counters: Differences = field(default_factory=dict)  # that are not the reference's
     widens: bool = False  # as its recipe's
+    foreign: Collection[int] = ()  # windows of other samples
     idle: list[tuple[bool, ...]] = field(default_factory=list)  # by window and parameter, whether its step found no gradient
 
     @property
@@ -136,7 +138,7 @@ class Run:
     def alike_until(self) -> int | None:
         """The last window before which all that is carried was alike, where something has parted since."""
         apart = [t for t, paths in self.carried.items() if paths]
-        first = min([_parted(self.nearer), self.loss_parted_at, *apart])
+        first = min([_parted(self.nearer), self.loss_parted_at, *self.foreign, *apart])
         if first == len(self.nearer) and not apart:
             return None
         return max((t for t in self.carried if t < first), default=0)
@@ -392,7 +394,9 @@ def _result(
     drawn_error, trajectory_error, parted_at = 0.0, run.trajectory_error, run.parted_at
     if drawn is not None:
         fitting = [{c for c, e in one.explanations.items() if e <= ALGEBRA_GATE} for one in (signature, drawn.signature)]
-        drawn_error = 0.0 if fitting[0] & fitting[1] else drawn.signature.gradient_error
+        # Of wrong code that uses other rows, or some twice, the draws say nothing.
+        is_told = fitting[0] & fitting[1] or (drawn.signature.samples != Samples() and not signature.is_exact)
+        drawn_error = 0.0 if is_told else drawn.signature.gradient_error
         causes, replayed = min(fitting[1], key=lambda own: (len(own), PRIORITY[own[-1]]), default=()), drawn.signature.replayed
         signature = dataclasses.replace(signature, drawn_error=drawn_error, drawn=causes, replayed=replayed)
         counters = {**drawn.counters, **counters}
@@ -417,7 +421,7 @@ def _result(
         narrow_steps=bool(setting.narrow_steps),
         carried=tuple(map(str, run.of_model.values())),
     )
-    return AlgebraResult(algebra, signature, counters)
+    return AlgebraResult(algebra, signature, counters, foreign=run.foreign)
 
 
 def _counters(run: Run, control: Run, rate: float) -> Differences:
@@ -667,6 +671,7 @@ def _taken(
     _compare_carried(lock, runs, of, lock.steps if oracles else 0)
     for label, run in runs.items():
         run.clipped_share, run.steps, run.counters = lock.clipped_share(label), lock.steps, lock.differing_counters(label)
+        run.foreign = lock.foreign_windows[label]
     return runs, looks.unnamed
 
 

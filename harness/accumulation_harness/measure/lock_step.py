@@ -532,7 +532,7 @@ class LockStep:
         self.arms, self.seed, self.steps = dict(arms), seed, 0
         self.watches = {label: Watch(arm, compares=label not in band, looks=looks, draws=draws) for label, arm in arms.items()}
         self.began = [self.offload.put(parameter.detach().clone()) for parameter in self.watches[REFERENCE].parameters]
-        self.foreign_windows = dict.fromkeys(arms, 0)  # windows whose samples were not the window's
+        self.foreign_windows: dict[str, set[int]] = {label: set() for label in arms}  # whose samples were not the window's
         self.foreign_rates = dict.fromkeys(arms, 0)  # windows whose step had another learning rate than the reference's
         self.movement = 0.0  # ||theta_full - theta_0|| after the last step
         self.rates: list[tuple[float, ...]] = []  # the reference's, by window
@@ -655,7 +655,7 @@ class LockStep:
             window = self.arms[label].workload.required(window, samples)
         # Of samples that are used twice the gradient decides: each backward may be one for some of the parameters.
         known = window.holds(samples) or window.holds(samples.unique()) or bool((samples == NO_SAMPLE).any())
-        self.foreign_windows[label] += not known
+        self.foreign_windows[label] |= set() if known else {self.steps}
         watch.count_draws(self.arms[label].seen)
         if watch.steps_in_window and reference.steps_in_window and watch.taken:
             pairs = zip(watch.taken.rates, self.rates[self.steps - self._waited(label)], strict=True)
@@ -703,7 +703,6 @@ class LockStep:
             **{Counter.learning_rate.of(name): rate for name, rate in zip(names, rates, strict=True)},
             Counter.batches_tracked: max(tracked, default=0.0),
             Counter.loss_scale: self.loss_scales[label].without_overflows,
-            Counter.windows_with_other_samples: self.foreign_windows[label],
             Counter.windows_at_another_rate: self.foreign_rates[label],
             Counter.evaluated: watch.evaluated,
             Counter.drawn_again: watch.drawn_again,

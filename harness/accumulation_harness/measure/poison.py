@@ -43,7 +43,7 @@ DEPENDS_ON = (
 
 
 # Of a window that is as any other.
-RIGHT_AFTER: Mapping[str, float] = {Counter.after_poison: 1.0, Counter.error_after_poison: 0.0}
+RIGHT_AFTER: Mapping[str, float] = {Counter.after_poison: 1.0, Counter.error_after_poison: 0.0, Counter.left_by_poison: 0.0}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,7 +54,7 @@ class PoisonedWindow:
     finite: bool  # its weights afterwards
     moved: bool  # weights, optimizer state or moving average are not what they were
     scale_before: float  # of the loss; 1 without a scaler
-    scale_after: float
+    scale_after: float  # 0 where the scaler has scaled nothing: the loop has one of its own, or none
     survivors: float  # relative distance of the consumed gradient to that of the finite micro-batches; infinite without a step
     after: Mapping[str, float] = field(default_factory=dict)  # what is wrong of the next window and was not before, by counter
     is_measured: bool = True
@@ -64,7 +64,7 @@ class PoisonedWindow:
         return {
             Counter.poisoned_steps: self.steps,
             Counter.poisoned_finite: self.finite,
-            Counter.poisoned_scale: self.scale_after / self.scale_before,
+            **({Counter.poisoned_scale: self.scale_after / self.scale_before} if self.scale_after else {}),
         }
 
 
@@ -131,7 +131,7 @@ def measure(setting: Setting, recipes: Mapping[str, Recipe], windows: Sequence[T
             finite=bool(torch.isfinite(flatten(arm.model.parameters())).all()),
             moved=meeting.moved[label],
             scale_before=scales[label],
-            scale_after=arm.scaler.get_scale(),
+            scale_after=0.0 if getattr(arm.scaler, "_scale", None) is None else arm.scaler.get_scale(),
             survivors=_survivors(setting, arm, meeting.states.get(label, {}), lock.watches[label].gradient, window, sample.ids),
         )
     for one in after:
@@ -195,7 +195,8 @@ def _wrong(setting: Setting, lock: LockStep, ids: Tensor) -> dict[str, dict[str,
         insides = (WHOLE, *inside_causes(setting).values())
         errors = [relative_distance(watch.gradient, referee.within(state, cut, sizes, one)[1]) for one in insides]
         if not min(errors) <= CLEAR_LEAST:
-            found[label] = {Counter.error_after_poison: math.inf if watch.is_lost else min(errors)}
+            name = Counter.error_after_poison if watch.left_over is None else Counter.left_by_poison
+            found[label] = {name: math.inf if watch.is_lost else min(errors)}
         setting.offload.release()
 
     lock.step(ids, around=around)

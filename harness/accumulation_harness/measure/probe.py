@@ -185,12 +185,9 @@ class Probe:
             return found.merged(self._lost(seen, start))
         found = found.merged(self._gradient(label, seen, gradient, loss, exact_loss))
         reproduced = min((error for window_errors in found.wrong_windows for error in window_errors.values()), default=math.inf)
+        # Rows may be other views of the window's, be used twice for a part of the loss each, or have no gradient.
         is_known = min(found.gradient_error, reproduced) <= ALGEBRA_GATE
-        if found.samples.unknown and is_known:
-            found = dataclasses.replace(found, samples=Samples())  # other views of the window's own rows
-        elif is_known:  # a sample may be used twice, for some of the parameters or of the loss each time
-            found = dataclasses.replace(found, samples=dataclasses.replace(found.samples, repeated=0))
-        return found
+        return dataclasses.replace(found, samples=Samples()) if is_known else found
 
     def jump(self, label: str, ids: Tensor, step: int) -> float:
         """The relative distance of the exact gradients at the arm's weights and at the reference's, all else being the arm's."""

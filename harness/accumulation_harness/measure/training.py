@@ -41,6 +41,7 @@ class End:
     finite: bool  # its weights
     overflows: tuple[int, ...]  # windows that float16's scaler skipped
     counters: Differences  # that are not the reference's
+    foreign: Collection[int]  # windows of other samples
 
 
 @dataclass
@@ -144,6 +145,7 @@ def train(
             finite=all(bool(torch.isfinite(p).all()) for p in arm.model.parameters()),
             overflows=tuple(lock.loss_scales[label].overflows),
             counters=lock.differing_counters(label),
+            foreign=lock.foreign_windows[label],
         )
     return distances
 

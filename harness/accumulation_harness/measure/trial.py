@@ -21,6 +21,7 @@ from accumulation_harness.config import ConfigError, Data, Device, Execution, La
 from accumulation_harness.config.arm_name import ACCUMULATED, NULL, PERMUTED, ULP, ArmName
 from accumulation_harness.config.targets import said, where
 from accumulation_harness.config.validation import validate
+from accumulation_harness.judge.counters import Counter
 from accumulation_harness.judge.gates import CONFIRMED
 from accumulation_harness.judge.verdict import (
     UNSEEN_ROWS,
@@ -446,12 +447,13 @@ class Levels:
         """One row of `verdicts.csv`, with the evidence it rests on; a gap is taken apart by factors."""
         trained, label, config = self.training, candidate.label, self.setting.config
         own = trained.ends[label]
+        others = len({*own.foreign} - {*exact.foreign})  # in float64 such a window is told by its gradient
         evidence = Evidence(
             precision=config.precision,
             algebra=exact.algebra,
             rounding=rounded,
             trajectory=trained.trajectory(label),
-            counters={**exact.counters, **own.counters},
+            counters={**exact.counters, **own.counters, **({Counter.windows_with_other_samples: (others, 0)} if others else {})},
             signature=exact.signature,
             narrow=exact.narrow,
             finite=all(map(trained.finite, (REFERENCE, label))),

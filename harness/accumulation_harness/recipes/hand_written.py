@@ -61,7 +61,7 @@ def hand_written(loop: Loop, *, accumulation_steps: int, split: SplitPlan) -> Re
     """
 
     def take(arm: Arm, window: Batch) -> Tensor:
-        rows, counted, own = Rows(window, arm.workload), arm.samples, arm.workload
+        rows, counted, own = Rows(window, arm.workload), (arm.samples, arm.windows), arm.workload
         given = {"model": arm.model, "optimizer": arm.optimizer}
         arm.workload = copy.copy(own)
         vars(arm.workload).update(losses=rows.losses, forward=rows.forward)
@@ -86,9 +86,9 @@ def hand_written(loop: Loop, *, accumulation_steps: int, split: SplitPlan) -> Re
         known = [part[part != NO_SAMPLE] for part in arm.seen]
         if window.holds(torch.cat(known)):  # rows beside them may be other views of theirs, or something else
             arm.strangers, arm.seen = sum(map(len, arm.seen)) - len(window), [part for part in known if len(part)]
-        if arm.samples == counted:
+        if arm.samples == counted[0]:
             arm.samples += len(window)
-        arm.windows += 1
+        arm.windows = counted[1] + 1
         # A sum rounds as a random walk does, and one of equal terms in one direction.
         arm.loss_resolution = _resolution(loss) * max(2 * math.sqrt(len(arm.seen)), len(arm.seen) / 4)
         return torch.as_tensor(loss, dtype=torch.float64, device=arm.device).detach()
