@@ -217,7 +217,9 @@ def _counters(signature: Signature, counters: Differences, found: Found) -> Foun
     if tracked and not signature.wrong and not found:
         causes[Cause.batch_statistics] = f"BatchNorm's running statistics moved {tracked[0]:g} times, not {tracked[1]:g}"
     if left := counters.get(Counter.left_by_poison):
-        causes[Cause.gradients_not_cleared] = f"after a window that is not finite the gradients stayed: the next one's are off by {left[0]:.1e}"
+        causes[Cause.gradients_not_cleared] = (
+            f"after a window that is not finite the gradients stayed: the next one's are off by {left[0]:.1e}"
+        )
     samples = counters.get(Counter.samples)
     if samples:
         causes[Cause.counter_wrong] = f"{samples[0]:g} samples were counted, {samples[1]:g} were seen"

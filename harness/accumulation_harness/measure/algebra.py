@@ -52,6 +52,7 @@ from accumulation_harness.measure.probe import (
     NotRemembered,
     Probe,
     inside_causes,
+    is_at_limit,
     moved_by_rounding,
 )
 from accumulation_harness.recipes.recipe import Arm, Recipe, end_window
@@ -105,6 +106,7 @@ class Run:
     widens: bool = False  # as its recipe's
     foreign: Collection[int] = ()  # windows of other samples
     idle: list[tuple[bool, ...]] = field(default_factory=list)  # by window and parameter, whether its step found no gradient
+    is_at_limit: bool = False  # whether a gradient was clipped to the limit itself, without PyTorch's epsilon
 
     @property
     def signature(self) -> Signature:
@@ -476,8 +478,8 @@ def _followed(
     clip_norm, inherent = setting.config.clip_norm, _oracle(setting)[0]
     runs = take(recipes, windows, clip_norm=clip_norm, oracles=True)
     for label, run in runs.items():
-        if run.idle != runs[REFERENCE].idle and run.is_right(inherent):
-            pair = {REFERENCE: _idle_as(recipes[REFERENCE], run.idle), label: recipes[label]}
+        if (run.is_at_limit or run.idle != runs[REFERENCE].idle) and run.is_right(inherent):
+            pair = {REFERENCE: _by_conventions(recipes[REFERENCE], run), label: recipes[label]}
             runs[label] = take(pair, windows[: len(run.idle)], clip_norm=clip_norm, oracles=True)[label]
     since = {}
     for label, run in runs.items():
@@ -512,15 +514,18 @@ def _followed(
     return runs
 
 
-def _idle_as(recipe: Recipe, idle: Sequence[Sequence[bool]]) -> Recipe:
-    """The recipe, but parameters without a gradient are given none or zeros as an arm's were: a convention."""
+def _by_conventions(recipe: Recipe, run: Run) -> Recipe:
+    """The recipe, but as in an arm's run parameters without a gradient have none or zeros, and clipping has another epsilon."""
 
-    def give(arm: Arm) -> None:
-        for p, is_idle in zip(arm.model.parameters(), idle[arm.windows], strict=False):
+    def follow(arm: Arm) -> None:
+        own = [p.grad for p in arm.model.parameters() if p.grad is not None]
+        if run.is_at_limit and arm.clip_norm is not None and arm.clipped[-1]:
+            torch._foreach_mul_(own, arm.clip_norm / torch.nn.utils.get_total_norm(own))
+        for p, is_idle in zip(arm.model.parameters(), run.idle[arm.windows], strict=False):
             if p.requires_grad and (p.grad is None or not bool(p.grad.any())):
                 p.grad = None if is_idle else torch.zeros_like(p)
 
-    return dataclasses.replace(recipe, at_boundary=(give, *recipe.at_boundary))
+    return dataclasses.replace(recipe, at_boundary=(*recipe.at_boundary[:2], follow, *recipe.at_boundary[2:]))  # after clipping
 
 
 def _is_amplified(own: Sequence[float], controls: Sequence[Sequence[float]]) -> bool:
@@ -682,6 +687,7 @@ def _note_window(
     for label, run in runs.items():
         begun, distance, taken = run.apart, records[label].parameter_distance, lock.watches[label].taken
         run.idle.append(taken.idle if taken else ())
+        run.is_at_limit |= is_at_limit(records[label].gradient_norm, lock.arms[label].clip_norm)
         run.distances.append(math.nan if _is_gone(distance, lock.movement) else distance)
         if label in of:
             gone = records[of[label]].parameter_distance  # an oracle that explodes moves by more than the reference

@@ -24,7 +24,18 @@ from accumulation_harness.recipes.hand_written import FOREIGN, NO_SAMPLE
 from accumulation_harness.recipes.recipe import Arm
 from accumulation_harness.referee.gradients import by_group, by_tensor, compare, decompose, flatten, relative_distance
 from accumulation_harness.referee.hypotheses import Hypothesis, WindowFacts, counted, hypotheses, partly, stale
-from accumulation_harness.referee.oracle import WHOLE, Inside, Loss, Parts, Referee, State, clipped, running_statistics, snapshot
+from accumulation_harness.referee.oracle import (
+    CLIP_EPSILON,
+    WHOLE,
+    Inside,
+    Loss,
+    Parts,
+    Referee,
+    State,
+    clipped,
+    running_statistics,
+    snapshot,
+)
 from accumulation_harness.workloads import Batch
 
 Computed = Callable[[State], tuple[Loss, Tensor]]  # a window's objective and its gradient [P], at a state
@@ -56,6 +67,11 @@ class ConsumedWindow:
             met.update(new)
             rows += [torch.tensor(new, dtype=part.dtype, device=part.device)] if new else []
         return rows if rows and self.required.holds(torch.cat(rows)) else self.arm.seen
+
+    def clipped(self, gradient: Tensor) -> Tensor:
+        """A gradient as the arm would clip it: to the limit itself, where what it consumed has exactly that length."""
+        length, limit = float(torch.linalg.vector_norm(self.consumed)), self.arm.clip_norm
+        return clipped(gradient, limit, 0.0 if is_at_limit(length, limit) else CLIP_EPSILON)
 
     @cached_property
     def required(self) -> Batch:
@@ -236,7 +252,7 @@ class Probe:
         """The consumed gradient beside the window's own [P], clipped, and beside those of the causes where it is wrong."""
         arm = seen.arm
         taken = seen.in_its_order if seen.is_whole else None
-        exact = clipped(gradient, arm.clip_norm)
+        exact = seen.clipped(gradient)
         stepped_once = self.lock.watches[label].steps_in_window == 1
         error = relative_distance(seen.consumed, exact)
         found = Signature(gradient_error=error, unequal_terms=self._unequal_terms(seen))
@@ -289,7 +305,7 @@ class Probe:
             A relative error ||a - g|| / ||g|| over the elements of one tensor.
         """
         places, compute = list(by_tensor(self.referee.model).values()), self._at(seen, inside)
-        exact = clipped(gradient, seen.arm.clip_norm)
+        exact = seen.clipped(gradient)
         lengths, gaps = (
             torch.stack(torch._foreach_norm([one[place] for place in places])) for one in (exact, seen.consumed - exact)
         )
@@ -297,7 +313,7 @@ class Probe:
         if not bool(suspects.any()):
             return 0.0
         others = [*(compute(state)[1] for state in self._moved_by_rounding(seen)), *self._added_up(seen, inside)]
-        moved = [clipped(one, seen.arm.clip_norm) for one in others]
+        moved = [seen.clipped(one) for one in others]
         again, worst_error = self._again(seen, inside), 0.0
         for k in suspects.nonzero().flatten().tolist():
             resolved = max(relative_distance(one[places[k]], exact[places[k]]) for one in moved)
@@ -477,7 +493,7 @@ class Probe:
             own_loss, gradient = compute(taken.state)
             own = own_loss, self.setting.offload.put(gradient)
             del gradient  # as large as the model
-            errors[causes] = relative_distance(taken.consumed, clipped(own[1], taken.arm.clip_norm))
+            errors[causes] = relative_distance(taken.consumed, taken.clipped(own[1]))
             if errors[causes] > ALGEBRA_GATE:
                 resolved[causes] = RESOLVED * self._resolved(taken, errors[causes], own, inside)
                 errors[causes] = 0.0 if errors[causes] <= resolved[causes] else errors[causes]
@@ -557,6 +573,11 @@ class Probe:
         shapes = [parameter.shape for parameter in self.referee.model.parameters()]
         pieces = flat.split([shape.numel() for shape in shapes])
         return {name: piece.view(shape) for name, piece, shape in zip(self.referee.names, pieces, shapes, strict=True)}
+
+
+def is_at_limit(norm: float, limit: float | None) -> bool:
+    """Whether a gradient of this norm was clipped to the limit itself, without PyTorch's epsilon."""
+    return limit is not None and math.isclose(norm, limit, rel_tol=RESOLVED * FEW_ULPS)
 
 
 def moved_by_rounding(weights: Tensor, generator: torch.Generator, by: float = FEW_ULPS) -> Tensor:

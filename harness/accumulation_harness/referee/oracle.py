@@ -69,19 +69,20 @@ def _carried(model: nn.Module) -> Iterator[tuple[str, nn.Module, str]]:
         yield name, model.get_submodule(layer), own
 
 
-def clipped(gradient: Tensor, max_norm: float | None) -> Tensor:
-    """Clip a gradient by its norm as PyTorch does, g * min(1, max_norm / (||g|| + CLIP_EPSILON)).
+def clipped(gradient: Tensor, max_norm: float | None, epsilon: float = CLIP_EPSILON) -> Tensor:
+    """Clip a gradient by its norm as PyTorch does, g * min(1, max_norm / (||g|| + epsilon)).
 
     Args:
         gradient: [P] g.
         max_norm: The limit; None for no clipping.
+        epsilon: PyTorch's, or 0 as one clips by hand.
 
     Returns:
         [P] the clipped gradient.
     """
     if max_norm is None:
         return gradient
-    return gradient * torch.clamp(max_norm / (torch.linalg.vector_norm(gradient) + CLIP_EPSILON), max=1.0)
+    return gradient * torch.clamp(max_norm / (torch.linalg.vector_norm(gradient) + epsilon), max=1.0)
 
 
 def no_clipping(max_norm: float | None) -> float | None:
