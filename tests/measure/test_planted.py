@@ -11,6 +11,7 @@ from torch import nn
 
 from accumulation_harness.config import ConfigError
 from accumulation_harness.measure.trial import judge_loop
+from accumulation_harness.recipes.recipe import end_window
 from tests.own import optimizers, tasks
 from tests.slow import one_in, slow
 from tests.trials import trial
@@ -321,6 +322,28 @@ def guarded(arm, window):
     return stepped(arm, None, total)
 
 
+def ended(arm, window):
+    """Our own function ends the window, and counts it; clipping has no epsilon."""
+    total, own = accumulate(arm, window), [p.grad for p in arm.model.parameters() if p.grad is not None]
+    if arm.clip_norm is not None and (norm := nn.utils.get_total_norm(own)) > arm.clip_norm:
+        torch._foreach_mul_(own, arm.clip_norm / norm)
+    arm.clip_norm, limit = None, arm.clip_norm
+    end_window(arm, window)
+    arm.clip_norm = limit
+    return total
+
+
+def scaled_by_hand(arm, window):
+    scaler = arm.memory.setdefault("scaler", torch.amp.GradScaler("cpu", init_scale=1024.0))
+    total = accumulate(arm, window, factor=scaler.get_scale)
+    scaler.scale(total)  # which makes it
+    scaler.step(arm.optimizer)
+    scaler.update()
+    arm.schedule.step()
+    arm.optimizer.zero_grad()
+    return total
+
+
 def by_sample(arm, window):
     """Gradients of single rows by `torch.func`."""
     weights = {name: p.detach() for name, p in arm.model.named_parameters()}
@@ -348,7 +371,9 @@ def stepped(arm, gradients, total):
 @pytest.mark.parametrize(
     ("take", "settings"),
     [
-        *((take, "") for take in (loop(), cast, rounded, differentiated, guarded, by_sample)),
+        *((take, "") for take in (loop(), cast, rounded, differentiated, guarded, ended, by_sample)),
+        (ended, "clip_norm=0.1"),
+        (scaled_by_hand, "precision=float16"),
         *((loop(), "ema_decay=0.9"), (loop(in_window(5, reloaded)), ADAM)),
         (differentiated, f"{ADAM} optimizer.weight_decay=0.1 workload.target={tasks.__file__}:Spare"),
         (loop(), f"optimizer.name=custom optimizer.target={optimizers.__file__}:Clocked"),
@@ -452,6 +477,18 @@ def without_terms(arm, window, factor=1.0, until=None):
     return stepped(arm, None, accumulate(arm, window, plain, parts, lambda: factor * share) * share)
 
 
+def without_gradients(arm, window, until=None):
+    """Rows whose loss is zero whatever the weights are left out."""
+    kept = (window.inputs[1] != 0).nonzero().flatten()[:until]
+    return stepped(arm, None, accumulate(arm, window, parts=[window.rows(part) for part in kept.chunk(5)]))
+
+
+def stays(arm, window):
+    """The gradients of a window that is not finite are there when the next one begins."""
+    total = accumulate(arm, window)
+    return stepped(arm, None, total) if total.isfinite() else total
+
+
 def one_small_tensor(arm):
     arm.model.scale.grad.mul_(1.5)
 
@@ -511,7 +548,11 @@ def after_all(act, arm, window):
         (without_terms, "Unlabelled", ""),
         (partial(without_terms, factor=5.0), "Unlabelled", "loss_not_divided"),
         (partial(without_terms, until=-1), "Unlabelled", "window_misplaced"),
+        (without_gradients, "Easy", ""),
+        (partial(without_gradients, until=-1), "Easy", "window_misplaced"),
+        (stays, "Temperature", "gradients_not_cleared"),
         (repeated, "Alike", "samples_repeated"),
+        (twice, "Drops", "samples_repeated"),
         (later_on_old_weights, "Images", "batch_statistics+cached_weights_stale"),
         slow(one_tensor_in_bfloat16, "Images", "batch_statistics+low_precision_accumulator"),
         (partial(by_time, factor=5.0), "TimeFirst", "loss_not_divided"),
