@@ -576,7 +576,15 @@ class Probe:
 
 
 def is_at_limit(norm: float, limit: float | None) -> bool:
-    """Whether a gradient of this norm was clipped to the limit itself, without PyTorch's epsilon."""
+    """Tell whether a gradient was clipped to the limit itself, without PyTorch's epsilon.
+
+    Args:
+        norm: Of the gradient.
+        limit: Of its norm; None for none.
+
+    Returns:
+        Whether they are the same number, but for rounding.
+    """
     return limit is not None and math.isclose(norm, limit, rel_tol=RESOLVED * FEW_ULPS)
 
 
