@@ -274,6 +274,7 @@ def test_a_fault_is_placed_in_compiled_code():
     assert "forward of `middle`" in place, place
 
 
+@pytest.mark.slow
 def test_weights_that_move_inside_the_window_are_told():
     report = audit(unusual_loops.discriminator_catches_more, batch_size=16, accumulation_steps=[4])
     assert any("in the weights of `0` (Linear)" in finding.message for finding in report.findings), str(report)

@@ -93,6 +93,7 @@ def test_each_cause_has_a_loop_before_and_after_on_its_page():
         assert {hit.cause for hit in found(Source(before))} == {cause} and not found(Source(after)), cause
 
 
+@pytest.mark.slow
 def test_of_right_loops_that_are_audited_nothing_is_told():
     for path in (Path(__file__).parents[1] / "audit" / "loops").glob("*.py"):
         module = importlib.import_module(f"tests.audit.loops.{path.stem}")

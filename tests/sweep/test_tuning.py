@@ -13,6 +13,7 @@ from accumulation_harness.experiments.contrastive import sections as contrastive
 from accumulation_harness.experiments.convergence import trainings as convergence
 from accumulation_harness.results.store import Store
 from accumulation_harness.sweep import experiment, tuning
+from tests.slow import few
 from tests.sweep.rated_trials import rated_trial
 
 RATES = (0.05, 0.1, 0.2, 0.4, 0.8, 1.6)
@@ -41,7 +42,7 @@ def finished(results):
     return set(zip(trials["seed"], trials["lr"], strict=True))
 
 
-@pytest.mark.parametrize("study", LOOKED_AT)
+@pytest.mark.parametrize("study", few(["learning_curves"], LOOKED_AT))
 def test_the_page_sees_what_it_would_see_of_all_trials(study, tmp_path):
     outcome = experiment.run_many(configs(tmp_path / "tuned", study), rated_trial)
     for config in configs(tmp_path / "whole", study):
