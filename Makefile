@@ -16,7 +16,7 @@ DEVICE ?= cpu
 export PYTHONDONTWRITEBYTECODE :=
 
 .DEFAULT_GOAL := help
-.PHONY: help report report-full test test-floor test-slow docs check format bench doctor gpu trainer scoreboard museum clean
+.PHONY: help report report-full test test-floor test-slow chaos docs check format bench doctor gpu trainer scoreboard museum clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-24s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -63,6 +63,10 @@ test-floor: $(FLOOR)/.ready  ## audits, trials and watched runs with the oldest 
 
 test-slow: $(VENV)/.ready  ## run the long tests too
 	$(BIN)/python -m pytest -q -n 2 --dist loadfile -m ""
+
+chaos: $(VENV)/.ready  ## campaigns: faults at every call, and a sweep that is killed again and again (exit code 3: could not start)
+	$(BIN)/python -m pytest -q -m "" tests/test_injected.py
+	$(BIN)/python -m tests.soak --seed $(or $(SEED),0)
 
 # Without --quiet, with which mkdocs does not count its warnings and builds in spite of them.
 docs: $(VENV)/.ready  ## build the documentation into site/, without a network; a link that leads nowhere is an error

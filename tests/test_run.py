@@ -16,9 +16,11 @@ from accumulation_harness.config import (
 )
 from accumulation_harness.config.identity import identity
 from accumulation_harness.config.questions import grids
+from accumulation_harness.results.store import Store
 from accumulation_harness.sweep import experiment, run
 from accumulation_harness.sweep.child import Failure
-from tests.commands import python
+from accumulation_harness.system import terminal
+from tests.commands import harness, python
 from tests.slow import one_in
 
 
@@ -192,3 +194,17 @@ def test_help_loads_nothing_heavy():
     )
     done = python("-c", program)
     assert done.stdout.endswith("set()\n") and "+experiment=NAME" in done.stdout
+
+
+@pytest.mark.slow
+def test_submitit_runs_a_job_per_trial(tmp_path):
+    """On a cluster's launcher, here its local executor: a job of its own for each trial; one that fails stops no other."""
+    pytest.importorskip("submitit")
+    tiny = ["workload=digits_mlp", "steps=2", "algebra_steps=2", "accumulation_steps=[2]", "tracking=disabled"]
+    cells = ["-m", "effective_batch=2000,16", "hydra/launcher=submitit_local", f"hydra.sweep.dir={tmp_path}/jobs"]
+    done = harness("run", *cells, *tiny, f"results={tmp_path}/results", cwd=tmp_path, code=terminal.BAD_INPUT)
+    assert "effective_batch=2000: expected at most the 1500 training samples" in done.stderr
+    finished = [trial.config["effective_batch"] for trial in Store(tmp_path / "results").trials()]
+    assert finished == [16]
+    assert list((tmp_path / "jobs").rglob("*_log.out"))
+    assert "2 trials handed to the launcher; meanwhile: " in done.stdout and "1 trial done, 1 failed." in done.stdout

@@ -228,6 +228,19 @@ def title_of(page, probe, tmp_path, width):
 
 @pytest.mark.slow
 @pytest.mark.skipif(not CHROMIUM.exists(), reason="no chromium")
+@pytest.mark.parametrize("width", [1200, 500])  # chromium has no narrower window
+def test_a_real_browser_draws_every_figure_no_wider_than_the_window(everything, tmp_path, width):
+    probe = """
+        document.querySelectorAll("details").forEach((one) => { one.open = true; });
+        const boxes = [...document.querySelectorAll("svg")].map(svg => svg.getBoundingClientRect());
+        const drawn = boxes.filter(box => box.width > 300 && box.height > 100).length;
+        document.title = `${drawn} ${document.documentElement.scrollWidth}`"""
+    drawn, widest = map(int, title_of(everything / "reports/pages/equivalence.html", probe, tmp_path, width).split())
+    assert drawn == 6 and widest <= width
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not CHROMIUM.exists(), reason="no chromium")
 def test_a_click_sorts_the_claims_and_a_word_filters_them(everything, tmp_path):
     probe = """
         const table = document.querySelector("table.claims"), rows = () => [...table.tBodies[0].rows];

@@ -4,6 +4,7 @@
 """
 
 import os
+import random
 import signal
 import sys
 import time
@@ -34,6 +35,11 @@ def behave(kind, folder, writer):
     match kind:
         case "ok":
             writer.add({"loss": 1.0})
+        case "rows":  # forty, that only its name decides
+            generator = random.Random(writer.folder.name)
+            for step in range(40):
+                writer.add({"step": step, "loss": generator.random()})
+                time.sleep(0.001)
         case "wait":  # until the test says so
             wait_until((folder / "go").exists)
         case "raise":
