@@ -285,7 +285,7 @@ class Watch:
         self.keeps = True  # whether `gradient` is wanted of this window
         self.gradient: Tensor | None = None  # [P] float64, of the last optimizer step; None when the scaler skipped it
         self.reference: Elements | None = None  # a gradient that each step's is compared with at once
-        self.moments: Tensor | None = None  # [4] of the last optimizer step and the reference
+        self.moments: Tensor | None = None  # [2] of the last optimizer step and the reference
         self.consumed: Elements | None = None  # of the last optimizer step, where there is no reference
         self.began: Tensor | None = None  # [P] float64, the weights at the window's start, where forwards are watched
         self.last_forward: Tensor | None = None  # [P] float64, those of the window's last forward, where they are others
@@ -597,14 +597,15 @@ class LockStep:
     def _records(
         self, rates: Mapping[str, float], scales: Mapping[str, float], errors: Mapping[str, float] | None
     ) -> dict[str, StepRecord]:
-        records = {}
-        for label, (distance, loss, *four) in self._seen().items():
-            own = comparison(four)
+        records, seen = {}, self._seen()
+        square = seen[REFERENCE][-1]
+        for label, (distance, loss, difference, gradient) in seen.items():
+            own = comparison((difference, gradient, square, (gradient + square - difference) / 2))
             records[label] = StepRecord(
                 loss=loss,
                 parameter_distance=self._relative(distance),
-                gradient_norm=math.sqrt(four[1]),
-                gradient_difference_norm=math.sqrt(four[0]),
+                gradient_norm=math.sqrt(gradient),
+                gradient_difference_norm=math.sqrt(difference),
                 gradient_distance=own.distance,
                 scale=own.scale,
                 cosine=own.cosine,
@@ -627,14 +628,14 @@ class LockStep:
             self._count(label, window)
 
     def _seen(self) -> dict[str, list[float]]:
-        """Label -> distance of the weights, loss and the four moments of the gradient, NaN where there are none: one transfer."""
+        """Label -> distance of the weights, loss and the two squares of the gradient, NaN where there are none: one transfer."""
         distances = self._distances([watch.parameters for watch in self.watches.values()])
         moments = {label: watch.moments for label, watch in self.watches.items() if watch.moments is not None}
         losses = torch.stack([watch.loss for watch in self.watches.values()])
         self.movement, *values = torch.cat([distances, losses, *moments.values()]).tolist()
         num, rest = len(self.arms), iter(values[2 * len(self.arms) :])
-        four = {label: list(islice(rest, 4)) for label in moments}
-        return {label: [values[k], values[num + k], *four.get(label, [math.nan] * 4)] for k, label in enumerate(self.arms)}
+        two = {label: list(islice(rest, 2)) for label in moments}
+        return {label: [values[k], values[num + k], *two.get(label, [math.nan] * 2)] for k, label in enumerate(self.arms)}
 
     def _distances(self, weights: Sequence[Sequence[Tensor]]) -> Tensor:
         """[1 + A]: of the reference's weights to where it began and to each arm's; each is put back before the next is read."""

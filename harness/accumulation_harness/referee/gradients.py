@@ -52,9 +52,9 @@ def _block(device: torch.device) -> int:
 
 
 class Elements:
-    """All elements of some tensors as float64 vectors of at most BLOCK elements each (BLOCK_ON_DEVICE on a GPU).
+    """All elements of some tensors as vectors of at most BLOCK elements each (BLOCK_ON_DEVICE on a GPU).
 
-    Few elements are converted once. Many stay in their tensors, and are converted block by block when they are read.
+    Few elements are converted to float64 once. Many stay in their tensors, and are read block by block in their format.
     """
 
     def __init__(self, tensors: Iterable[Tensor]) -> None:
@@ -73,7 +73,7 @@ class Elements:
         return self if self._vector is not None else Elements([tensor.clone() for tensor in self.tensors])
 
     def __iter__(self) -> Iterator[Tensor]:
-        return map(Tensor.double, _blocks(self.tensors, self._block)) if self._vector is None else iter([self._vector])
+        return _blocks(self.tensors, self._block) if self._vector is None else iter([self._vector])
 
 
 def _blocks(tensors: Iterable[Tensor], block: int) -> Iterator[Tensor]:
@@ -141,16 +141,18 @@ def _square(x: Tensor) -> Tensor:
 
 
 def moments_of(a: Elements, g: Elements) -> Tensor:
-    """Compute the four numbers of `moments` over blocks of elements.
+    """Compute the squares of which with ||g||^2 `moments` are made, over blocks of elements.
+
+    Of many elements a difference is rounded once in the format of the tensors.
 
     Args:
         a: The elements of the gradient.
         g: The elements of the reference.
 
     Returns:
-        [4] ||a - g||^2, ||a||^2, ||g||^2 and <a, g>.
+        [2] ||a - g||^2 and ||a||^2.
     """
-    parts = [moments(x, y) for x, y in zip(a, g, strict=True)]
+    parts = [torch.stack([_square(x - y), _square(x)]) for x, y in zip(a, g, strict=True)]
     return parts[0] if len(parts) == 1 else torch.stack(parts).sum(0)
 
 
