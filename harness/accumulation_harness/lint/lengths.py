@@ -76,7 +76,7 @@ def _computed(source: Source, node: ast.expr) -> Length:
                 one.power - (0 if cut else other.power),  # a size that N has divided is a micro-batch's
                 one.counts or cut,
                 node,
-                cut,
+                cut and "len(" not in words.text(left),
             )
         case ast.BinOp(left=left, right=right):
             return replace(_telling(_length(source, one) for one in (left, right)), at=node)
