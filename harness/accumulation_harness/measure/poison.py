@@ -120,6 +120,7 @@ def measure(setting: Setting, recipes: Mapping[str, Recipe], windows: Sequence[T
     scales = {label: arm.scaler.get_scale() for label, arm in arms.items()}
     with poisoned(list(arms.values()), sample, by_outputs) as met:
         lock.step(ids, around=meeting.around)
+    always = {label for label, watch in lock.watches.items() if watch.left_over is not None}  # after a right window too
     found = dict[str, PoisonedWindow]()
     for label, arm in arms.items():
         # What did not meet the sample makes other inputs of the window's rows, and takes other losses than the workload's.
@@ -136,7 +137,7 @@ def measure(setting: Setting, recipes: Mapping[str, Recipe], windows: Sequence[T
         )
     for one in after:
         wrong = _wrong(setting, lock, one)
-        known = [label for label, own in found.items() if own.is_measured and not before[label]]
+        known = [label for label, own in found.items() if own.is_measured and not before[label] and label not in always]
         found |= {label: dataclasses.replace(found[label], after=wrong[label]) for label in known}
     return found
 
