@@ -451,6 +451,7 @@ class Run:
     summed: bool = False  # whether the loss of some backward was a sum of terms
     float16: bool = False  # whether a loss, a forward or a parameter was in float16
     coupled: frozenset[tuple[str, str]] = frozenset()  # rows whose loss depends on each other's outputs; only after a probe
+    elementwise: bool = False  # whether the loss couples no element of an output to another; only known after a probe
     coupled_copies: int = 0  # rows whose cached copies bend the slope of another; only after a probe
     mixes_rows: bool = False  # whether the model's output for one row depends on another; only known after a probe
     probed: dict[str, Row] = field(default_factory=dict)  # by fingerprint; rows that came twice are left out

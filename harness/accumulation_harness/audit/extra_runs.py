@@ -304,6 +304,7 @@ class ExtraRuns:
         known = {
             "coupled": separated(mine, theirs, window),
             "of_all": of_all(theirs, window),
+            "elementwise": theirs.elementwise,
             "mixed": theirs.mixes_rows,
             "by_row": rows(mine, theirs) if alone else None,
         }

@@ -92,6 +92,7 @@ class Probe:
     mixed: bool = False  # in the reference, the model's output for one row depends on other rows
     coupled: bool = False  # at N=1, a row's loss depends on the outputs of a row that is in another micro-batch here
     of_all: bool = False  # at N=1, it depends on those of most rows: a function of their mean does
+    elementwise: bool = False  # at N=1, the slope by an element of an output depends on that element alone
     place: Place | None = None  # where the difference begins, module by module
     agrees_when_frozen: bool = False  # the difference is gone when the parameters stay where they are
     held: tuple[str, ...] = ()  # paths of what the next micro-batch found as the window's first one did, in a further run

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -20,7 +20,14 @@ MOST_ROWS = 4  # of an output, whose slopes are asked what bends them: a row may
 MOST_TERMS = 64  # or as many as forwards made the loss, whose losses it may add up
 
 
-def couplings(loss: Any, outputs: Sequence[tuple[Sequence[str], Tensor]]) -> frozenset[tuple[str, str]]:
+class Couplings(NamedTuple):
+    """What the second derivatives of a loss by a model's outputs are other than zero for."""
+
+    rows: frozenset[tuple[str, str]] = frozenset()  # pairs of rows i = 0 or 1 and j, by their names
+    elementwise: bool = False  # each element of an output with itself alone, as far as rows 0 show
+
+
+def couplings(loss: Any, outputs: Sequence[tuple[Sequence[str], Tensor]]) -> Couplings:
     """Find the pairs of rows with d^2 loss / d out_i d out_j other than zero, and those that share a part of the loss.
 
     Both rows may be of one output or of two (towers). Rows without a name of their own (an output with another number of
@@ -32,16 +39,17 @@ def couplings(loss: Any, outputs: Sequence[tuple[Sequence[str], Tensor]]) -> fro
         outputs: Names of the rows, and the output [n, ...], of each forward.
 
     Returns:
-        Pairs of rows i = 0 or 1 and j, by their names.
+        The pairs, and whether each row is alone.
     """
     if not isinstance(loss, Tensor) or not outputs:
-        return frozenset()
+        return Couplings()
     tensors = [output for _, output in outputs]
     try:
         slopes: tuple[Tensor | None, ...] = torch.autograd.grad(loss, tensors, create_graph=True, allow_unused=True)
         found = {(touched[0], other) for touched in _in_parts(loss, outputs) for other in touched}
     except RuntimeError:
-        return frozenset()
+        return Couplings()
+    alone: list[bool] = []
     for (names, output), slope in zip(outputs, slopes, strict=True):
         if slope is None:
             continue
@@ -54,9 +62,11 @@ def couplings(loss: Any, outputs: Sequence[tuple[Sequence[str], Tensor]]) -> fro
                 for (others, other), bend in zip(outputs, bends, strict=True):
                     of_other = called if other is output else others if named and len(others) == other.shape[0] else ()
                     found |= {(called[row], of_other[place]) for place in _rows_of(bend) if of_other}
+            alone.append(_by_element(slope, output))
         except RuntimeError:  # no second derivative: nothing is known
-            continue
-    return frozenset((a, b) for a, b in found if a != b)
+            alone.append(False)
+    found = {(a, b) for a, b in found if a != b}
+    return Couplings(frozenset(found), bool(alone) and all(alone) and not found)
 
 
 def _in_parts(loss: Tensor, outputs: Sequence[tuple[Sequence[str], Tensor]]) -> Iterator[list[str]]:
@@ -86,6 +96,15 @@ def _one_row(row: int, count: int, gradients: tuple[Tensor | None, ...]) -> tupl
         if to is not None and g is not None and g.ndim and g.shape[0] == count:
             to[row] = g[row]
     return tuple(kept)
+
+
+def _by_element(slope: Tensor, output: Tensor) -> bool:
+    """Whether the slope by the element of the first row where it is largest depends on that element alone."""
+    if not slope.requires_grad:
+        return True
+    place = int(slope[0].detach().abs().argmax())
+    (bend,) = torch.autograd.grad(slope[0].reshape(-1)[place], output, retain_graph=True, allow_unused=True)
+    return bend is None or bend.reshape(-1).nonzero().flatten().tolist() in ([], [place])
 
 
 def coupled_copies(loss: Any, parameters: Container[int]) -> int:

@@ -260,7 +260,9 @@ class Observed(Loop[LiveTrack]):
                 outputs = self.forwards.outputs
                 tops = [output for _, output in outputs]
                 self.run.mixes_rows |= mixes_rows(tops, [*self.forwards.made, *tops])
-                self.run.coupled |= couplings(root, outputs)
+                bent = couplings(root, outputs)
+                self.run.coupled |= bent.rows
+                self.run.elementwise = bent.elementwise
                 copies = coupled_copies(root, self.forwards.names)
                 self.run.coupled_copies = max(self.run.coupled_copies, copies)
                 if not in_a_group():

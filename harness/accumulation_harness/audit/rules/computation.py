@@ -241,8 +241,17 @@ def _has_some(term: OneTerm) -> bool:
 
 
 def _other_weights(facts: StepFacts, rows: RowFacts) -> bool:
-    """Whether rows (or tokens) of a term count otherwise: their slopes are multiples."""
-    return rows.residual <= same_row(facts) and not (rows.chosen and (rows.tokens or facts.probe.coupled))
+    """Whether rows (or tokens) of a term count otherwise: their slopes are multiples, or each is a number of its own.
+
+    A loss of several rows has no slope at all where a row is alone.
+
+    Returns:
+        True if they do.
+    """
+    if rows.residual <= same_row(facts):
+        return not (rows.chosen and (rows.tokens or facts.probe.coupled))
+    seen = facts.probe.by_row
+    return seen is not None and seen.outputs <= same_row(facts) and facts.probe.elementwise and _undisturbed(facts)
 
 
 # -- rows, layers and extra runs ------------------------------------------------------------------------------------------
