@@ -116,6 +116,20 @@ def test_underflow_beside_an_inherent_cause_takes_a_full_batch_without_any(zeros
     assert verdict.causes == causes and verdict.explained == (len(causes) == 1)
 
 
+@pytest.mark.parametrize(
+    ("precision", "scale", "cause"),
+    [
+        (Precision.float16, 0.0, "underflow_from_division"),
+        (Precision.float16, 0.5, "gradients_cleared_in_window"),
+        (Precision.bfloat16, 0.0, "gradients_cleared_in_window"),
+    ],
+)
+def test_a_gradient_that_vanishes_in_float16_alone_was_not_cleared(precision, scale, cause):
+    window = dataclasses.replace(WRONG.worst_window, whole=dataclasses.replace(WRONG.worst_window.whole, scale=scale))
+    narrow = dataclasses.replace(WRONG, worst_window=window, **wrong({"gradients_cleared_in_window": 0.0}))
+    assert judge(changed(precision=precision, narrow=narrow)).causes == (cause,)
+
+
 def test_weights_that_leave_what_shuffled_rows_do_are_a_remark():
     verdict = judge(changed(trajectory__ratio=1.1e3, trajectory__step=7))
     assert verdict.verdict == Outcome.equivalent and "1e+03 times" in verdict.reasons[0]
