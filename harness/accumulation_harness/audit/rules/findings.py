@@ -40,7 +40,7 @@ FED = {
     "again": (Cause.step_every_micro_batch, "and updates as of an optimizer that takes several steps on the window's gradient"),
 }
 GOES_ON, SAME_WAY = 0.5, 0.9999  # cosines
-FEWEST_WINDOWS = 3  # whose gradients have one norm, and not by chance
+FEWEST_WINDOWS = 3  # in which micro-batches reach the same tensors by their place, and not by chance
 ENOUGH = 8  # wrong windows that were looked at closely: the first ones, and as many that an extra run was asked to keep
 
 
@@ -113,8 +113,10 @@ class _Together:
         self._by_own_state()
         self._seen_closely()
         self._lost_again()
+        self._cut_off()
         self._made_of_kept()
         self._told_apart()
+        self._clipped_again()
         self._multiples()
         self._own_divisors()
         return self.found
@@ -130,6 +132,11 @@ class _Together:
             replace(f, **{"cause": cause, "message": f.message + more, **changed}) if f in chosen else f for f in self.found
         ]
 
+    def _say_also(self, known: Finding | None, others: Sequence[Finding]) -> None:
+        """A known one was made at the steps of these others as well."""
+        if known is not None:
+            self.found = [replace(known, optimizer_step=f.optimizer_step) if f in others else f for f in self.found]
+
     def _leave_out(self, chosen: Callable[[Finding], bool]) -> None:
         self.found = [f for f in self.found if not chosen(f)]
 
@@ -143,6 +150,18 @@ class _Together:
         }
         again = [f for f in self.nameless if f.optimizer_step in giving and giving[f.optimizer_step] in lost]
         self._call(again, Cause.micro_batches_lost)
+
+    def _cut_off(self) -> None:
+        """Tensors that get nothing from micro-batches at the same places of every window, while others get all that they should.
+
+        What they should be given there is not known. Rows that reach some tensors by chance do not do so by their place.
+        """
+        off = [facts for facts in self.off if facts.kept and facts.backwards > 1]
+        alike = len(off) >= FEWEST_WINDOWS and len({*map(_giving, off)}) == 1
+        if alike and all(f.only and 0 < f.without_terms < f.backwards for f in off):
+            names, places = ", ".join(off[0].only[:4]), listed(tuple(k + off[0].backwards + 1.0 for k in _giving(off[0])))
+            message = f"{names} get gradients from micro-batches {places} of the window alone, and the others from all"
+            self._call(self.nameless, Cause.micro_batches_lost, message=message)
 
     def _by_own_state(self) -> None:
         """Arrays handed over, equal gradients, another update: what rules say of it, or what variables keep beside weights."""
@@ -202,6 +221,12 @@ class _Together:
             )
         )
 
+    def _clipped_again(self) -> None:
+        """What makes gradients smaller as clipping does in other windows is that, where it happens once or by one factor."""
+        shrunk = {facts.step for facts in self.steps if facts.shrunk}
+        clipped = next((f for f in self.found if _predicted(f, Cause.clip_per_micro_batch)), None)
+        self._say_also(clipped, [f for f in self.nameless if f.optimizer_step in shrunk])
+
     def _multiples(self) -> None:
         """A wrong count makes all gradients multiples of the right one: some are ratios of small numbers, all are on its line."""
         on_line, nameless = {facts.step for facts in self.steps if facts.line <= facts.gate}, self.nameless
@@ -212,7 +237,10 @@ class _Together:
             self._leave_out(lambda f: f.kind == "predicted" and f.cause in known)
             return
         counted = [f for f in self.found if _predicted(f, Cause.counter_wrong)]
-        if nameless and (more := _held_divisor(self.run, off)):
+        if counted and (factors := _rescaled_otherwise(self.steps)):
+            message = f"what the backwards give is taken times {factors}, step by step: it is not a count that is wrong"
+            self._call(counted, Cause.unexplained, message=message, kind="gradient")
+        elif nameless and (more := _held_divisor(self.run, off) or _more_terms(off)):
             self._call(nameless, Cause.counter_wrong, message=more, kind="predicted")
         elif counted:
             self._leave_out(lambda f: f in nameless)
@@ -231,6 +259,10 @@ class _Together:
         if not nameless or any(f.optimizer_step not in known for f in nameless):
             return
         windows = [known[f.optimizer_step] for f in nameless if f.optimizer_step is not None]
+        means = next((f for f in self.found if _predicted(f, Cause.mean_of_means)), None)
+        if means is not None and all(map(_clamped, windows)):  # the same divisors, where some number of terms is below the least
+            self._say_also(means, nameless)
+            return
         by_place = any(_proportional(a, b) for a, b in pairwise(windows))
         by_time = any(all(list(w) == sorted(w, reverse=falls) for w in windows) for falls in (True, False))
         if len(windows) < 2 or by_place or by_time:
@@ -300,6 +332,43 @@ def _held_divisor(run: RunFacts, steps: Sequence[StepFacts]) -> str:
     path, (own, wanted) = next(iter(fitting.items()))
     times = f"the gradient is the reference's times {steps[0].raw.scale:.6g}"
     return f"{times}, as `{path}` is {own:g} instead of {wanted:g}: a wrong divisor"
+
+
+def _more_terms(steps: Sequence[StepFacts]) -> str:
+    """Whether every window is divided by N - 1 terms more (or fewer) than at N=1: by one more in every micro-batch.
+
+    With T terms the factor is T / (T + N - 1), hence T = (N - 1) F / (1 - F), a whole number in every window.
+
+    Returns:
+        A sentence; empty where it is not so.
+    """
+    chance, terms = 1.0, list[int]()
+    for facts in steps:
+        factor, more = facts.raw.scale, facts.backwards - 1
+        if not more or factor == 1:
+            return ""
+        number = more * factor / (1 - factor)
+        known = max(facts.line, facts.roundoff) * CERTAIN * abs(more) / (1 - factor) ** 2
+        if abs(abs(number) - round(abs(number))) > known or round(abs(number)) <= more:
+            return ""
+        chance, terms = chance * min(1.0, 2 * known), [*terms, round(number)]
+    if not terms or chance > BY_CHANCE or len({t > 0 for t in terms}) > 1:
+        return ""
+    which = "more" if terms[0] > 0 else "fewer"
+    return f"the divisor counts one term {which} in every micro-batch: {listed(tuple(map(float, map(abs, terms))))} terms at N=1"
+
+
+def _rescaled_otherwise(steps: Sequence[StepFacts]) -> str:
+    """The factors by which steps took what their backwards gave, where these are not one, and are at N=1; else empty."""
+    factors, usual = (tuple(one[place] for one in (facts.multiples for facts in steps)) for place in (0, 1))
+    known = not any(math.isnan(f) or f <= 0 for f in (*factors, *usual))
+    return listed(factors) if known and equal(usual) and not equal(factors) else ""
+
+
+def _clamped(weights: Sequence[float]) -> bool:
+    """Whether means may count so that are divided by no less than some number: the smallest weights are too large."""
+    above, least = sum(weights) - len(weights), min(weights)
+    return 0 < above < sum(w for w in weights if w <= least * (1 + UNEQUAL))
 
 
 def _proportional(a: Sequence[float], b: Sequence[float]) -> bool:
