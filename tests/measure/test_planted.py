@@ -452,14 +452,14 @@ def filled_up(arm, window, factor=1.0):
     return total
 
 
-def repeated(arm, window):
+def repeated(arm, window, factor=1.0):
     """The first micro-batch in the last one's place, where every row has an equal one."""
 
     def loss(arm, rows):
         return arm.workload.losses(arm.workload.forward(arm.model, rows), rows).sum()
 
     parts = micro_batches(window)
-    return stepped(arm, None, accumulate(arm, window, loss, [*parts[:-1], parts[0]]))
+    return stepped(arm, None, accumulate(arm, window, loss, [*parts[:-1], parts[0]], factor=lambda: factor))
 
 
 def twice(arm, window):
@@ -552,6 +552,7 @@ def after_all(act, arm, window):
         (partial(without_gradients, until=-1), "Easy", "window_misplaced"),
         (stays, "Temperature", "gradients_not_cleared"),
         (repeated, "Alike", "samples_repeated"),
+        (partial(repeated, factor=5.0), "Alike", "samples_repeated+loss_not_divided"),
         (twice, "Drops", "samples_repeated"),
         (later_on_old_weights, "Images", "batch_statistics+cached_weights_stale"),
         slow(one_tensor_in_bfloat16, "Images", "batch_statistics+low_precision_accumulator"),

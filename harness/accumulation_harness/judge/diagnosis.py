@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from accumulation_harness.judge.cause import INHERENT, MEANINGS, PRIORITY, Cause, Causes
 from accumulation_harness.judge.counters import Counter, Differences, described
 from accumulation_harness.judge.gates import ALGEBRA_GATE
-from accumulation_harness.judge.signature import Signature, WrongWindow
+from accumulation_harness.judge.signature import Signature, WrongWindow, explanations
 
 PARALLEL = 0.999  # cosine beyond which a movement counts as along the weights
 # Of a gradient's entries, more than in the full batch's: underflow. Planted, it took 9 % and more; micro-batches whose gradients
@@ -48,6 +48,7 @@ def diagnose(signature: Signature, counters: Differences) -> Diagnosis:
     found: Found = {}
     exact = True
     found |= _samples(signature)
+    found |= _beside_other_samples(signature) if found else {}
     found |= _inside_the_window(signature)
     disturbed = bool(found)  # gradients of these windows are wrong for a reason that is already named
     if signature.wrong and not disturbed:
@@ -126,6 +127,15 @@ def _samples(signature: Signature) -> Found:
         seen = f"windows lacked {samples.missing} of their samples and held {samples.foreign} of other windows"
         return {Cause.window_misplaced: seen}
     return {}
+
+
+def _beside_other_samples(signature: Signature) -> Found:
+    """A second cause, that turns the gradient of the samples the arm saw into what it consumed in every such window."""
+    fitting = [causes for causes, error in explanations(signature.other_samples).items() if error <= ALGEBRA_GATE]
+    if not fitting or () in fitting:
+        return {}
+    cause = min((causes[-1] for causes in fitting), key=PRIORITY.__getitem__)
+    return {cause: f"of the samples that it saw: {MEANINGS[cause].sentence}"}
 
 
 def _inside_the_window(signature: Signature) -> Found:

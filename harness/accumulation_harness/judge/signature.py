@@ -128,6 +128,7 @@ class Signature:
     wrong_windows: tuple[Errors, ...] = field(default=(), metadata=COUNTED)  # those whose gradient was wrong
     # Causes -> those that they leave wrong, the most of a run
     wrong_in_a_run: Mapping[Causes, int] = field(default_factory=dict, metadata=WORST_BY_NAME)
+    other_samples: tuple[Errors, ...] = field(default=(), metadata=COUNTED)  # windows judged on the other samples the arm saw
     worst_window: WrongWindow | None = field(default=None, metadata=_by(_furthest))
     replayed: bool = field(default=False, metadata=ANY)  # whether the draws of the arm's forwards were made again
     drawn: Causes = field(default=(), metadata=_by(max))  # of the run with the model's draws
@@ -228,6 +229,7 @@ class Signature:
             **{name: snapped(getattr(self, name), of_steps if name in OF_STEPS else gate) for name in errors},
             wrong_windows=tuple(snapped(errors, gate) for errors in self.wrong_windows) if is_wrong else (),
             worst_window=self.worst_window if is_wrong else None,
+            other_samples=tuple(snapped(errors, gate) for errors in self.other_samples),
         )
 
     def stored(self) -> dict[str, Any]:
@@ -237,7 +239,7 @@ class Signature:
             "explanations": {joined(causes): error for causes, error in self.explanations.items()},
             "sufficient_alone": sorted(joined(causes) for causes in self.sufficient_alone),
         }
-        return {name: value for name, value in row.items() if name not in ("wrong_windows", "wrong_in_a_run")}
+        return {name: value for name, value in row.items() if name not in ("wrong_windows", "wrong_in_a_run", "other_samples")}
 
 
 def explanations(windows: Sequence[Errors]) -> dict[Causes, float]:

@@ -250,7 +250,7 @@ class Probe:
 
     def _gradient(self, label: str, seen: ConsumedWindow, gradient: Tensor, loss: float, exact_loss: Loss) -> Signature:
         """The consumed gradient beside the window's own [P], clipped, and beside those of the causes where it is wrong."""
-        arm = seen.arm
+        arm, samples = seen.arm, torch.cat(seen.arm.seen)
         taken = seen.in_its_order if seen.is_whole else None
         exact = seen.clipped(gradient)
         stepped_once = self.lock.watches[label].steps_in_window == 1
@@ -288,6 +288,8 @@ class Probe:
                 statistics_error=within.statistics_error,
                 replayed=0 < len(taken.sizes) <= len(taken.draws),
             )
+        if stepped_once and len(samples) and bool((samples >= 0).all()):
+            return dataclasses.replace(found, other_samples=(self._beside(label, seen),))
         return found
 
     def _resolved(self, seen: ConsumedWindow, error: float, exact: tuple[Loss, Tensor], inside: Inside = WHOLE) -> float:
@@ -455,6 +457,16 @@ class Probe:
         if len(terms) == 1 and seen.is_whole:
             terms = {n.sum().item() for n in exact.num_terms(seen.in_its_order.window).split(seen.sizes)}
         return len(terms) > 1
+
+    def _beside(self, label: str, seen: ConsumedWindow) -> Errors:
+        """Causes -> error of their best variant, of the samples that the arm saw in place of its window's."""
+        other = dataclasses.replace(seen, window=self.setting.exact.batch(torch.cat(seen.arm.seen)), stale=None)
+        facts, max_norm = self._facts(label, other, WHOLE), seen.arm.clip_norm
+        share = sum(facts.parts.terms) / float(self.setting.exact.num_terms(seen.window).sum())
+        alone = (clipped(times * facts.parts.gradient, max_norm) for times in (1, share))
+        smallest: dict[Causes, float] = {(): min(relative_distance(seen.consumed, gradient) for gradient in alone)}
+        _keep_smallest(smallest, seen.consumed, hypotheses(facts))
+        return smallest
 
     def _wrong_window(self, taken: ConsumedWindow, exact: Tensor) -> WrongWindow:
         self.setting.offload.release()
