@@ -410,7 +410,7 @@ def _answer(given: argparse.Namespace, report: Report, error: str = "") -> tuple
     try:
         remarks = github.tell(report)
         remarks += _written(given, report)
-    except Exception as unsaved:
+    except BaseException as unsaved:  # a signal too: what was judged is told
         code, error = BAD_INPUT, "\n".join(filter(None, (error, f"audit could not be saved: {_told(unsaved)}")))
     return code, *_streams(given.format, said, remarks, error)
 

@@ -328,7 +328,8 @@ class ExtraRuns:
             return judged
         usual = [max(1, len(step.theirs.backwards)) for step in judged.compared[0].steps]
         sizes = [step.backwards // k or n for step, k in zip(judged.compared[0].steps, usual, strict=True)]
-        sizes = [n if size == max(sizes) < n and judged.is_handed else size for size in sizes]  # not those that are lost
+        most = max(sizes) if judged.is_handed else n
+        sizes = [n if size == most < n else size for size in sizes]  # those that are lost were not handed over
         ends = (0, *accumulate(sizes))
         alone = Intervention(follow=self.family.reference, each=ends[1:])
 

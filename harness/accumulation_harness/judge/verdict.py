@@ -334,14 +334,12 @@ def _in_format(evidence: Evidence, *, is_rough: bool = False) -> Found:
     narrow = evidence.narrow
     if not narrow.probes:
         return {}
-    furthest = narrow.worst_window
+    diagnosis, furthest = diagnose(narrow, {}), narrow.worst_window
+    found = dict(zip(diagnosis.causes, diagnosis.sentences, strict=True))
     if (
         evidence.precision == Precision.float16 and furthest is not None and furthest.whole.scale == 0
-    ):  # a clearing leaves the rest
-        sentence = f"in float16 alone: every entry of the gradient vanished in window {furthest.step}: underflow"
-        return dict.fromkeys(underflow_cause(1.0, 0.0), sentence)
-    diagnosis = diagnose(narrow, {})
-    found = dict(zip(diagnosis.causes, diagnosis.sentences, strict=True))
+    ):  # no clearing leaves nothing
+        found = underflow_cause(1.0, evidence.rounding.full_zeros) or found
     is_confirmed = max(narrow.wrong_steps, 0 if is_rough else narrow.wrong) >= CONFIRMED
     known = INHERENT | (set() if is_confirmed else {Cause.unexplained})
     return {cause: f"in {evidence.precision} alone: {sentence}" for cause, sentence in found.items() if cause not in known}

@@ -113,8 +113,12 @@ def measure(setting: Setting, recipes: Mapping[str, Recipe], windows: Sequence[T
     window = setting.exact.batch(ids)
     places = setting.exact.num_terms(window).nonzero().flatten().cpu()
     sample = window.rows(places[len(places) // 2 :][:1])
+    before: dict[str, dict[str, float]] = {}  # what is wrong of a window already, where a later one is looked at
     with poisoned(list(arms.values()), dataclasses.replace(sample, ids=sample.ids[:0])) as asked:
-        before = _wrong(setting, lock, first)
+        if after:
+            before = _wrong(setting, lock, first)
+        else:
+            lock.step(first)
     by_outputs = [arm for arm in arms.values() if arm not in asked]
     meeting = Meeting(lock)
     scales = {label: arm.scaler.get_scale() for label, arm in arms.items()}

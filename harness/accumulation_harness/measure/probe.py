@@ -501,8 +501,8 @@ class Probe:
         errors: dict[Causes, float] = {}
         resolved: dict[Causes, float] = {}
         for causes, inside in self._contexts(taken).items():
-            compute = self._at(taken, inside)
-            own_loss, gradient = compute(taken.state)
+            with self._drawing(taken, inside):
+                own_loss, gradient, after = self.referee.within(taken.state, taken.window, taken.sizes, inside)
             own = own_loss, self.setting.offload.put(gradient)
             del gradient  # as large as the model
             errors[causes] = relative_distance(taken.consumed, taken.clipped(own[1]))
@@ -510,12 +510,12 @@ class Probe:
                 resolved[causes] = RESOLVED * self._resolved(taken, errors[causes], own, inside)
                 errors[causes] = 0.0 if errors[causes] <= resolved[causes] else errors[causes]
             if errors[causes] <= ALGEBRA_GATE:
-                of_statistics = self._statistics_error(taken, inside) if inside.statistics else 0.0
-                return Within(errors, resolved, self._loss_error(taken, loss, own, compute), of_statistics)
+                of_statistics = self._statistics_error(taken, inside, (own_loss, after)) if inside.statistics else 0.0
+                return Within(errors, resolved, self._loss_error(taken, loss, own, self._at(taken, inside)), of_statistics)
         return Within(errors, resolved)
 
-    def _statistics_error(self, taken: ConsumedWindow, inside: Inside) -> float:
-        """The error of the running statistics; zero where float64 resolves no more.
+    def _statistics_error(self, taken: ConsumedWindow, inside: Inside, exact: tuple[Loss, Tensor]) -> float:
+        """The error of the running statistics beside `exact` ones, with the loss; zero where float64 resolves no more.
 
         In deep layers they are as ill-conditioned as what they normalise.
 
@@ -523,7 +523,6 @@ class Probe:
             A relative error ||a - s|| / ||s||.
         """
         compute = self._at(taken, inside, of=2)
-        exact = compute(taken.state)
         error = relative_distance(running_statistics(dict(taken.arm.model.named_buffers())), exact[1])
         unresolved = ALGEBRA_GATE < error <= RESOLVED * self._resolution(taken, exact, compute, error)[1]
         return 0.0 if unresolved else error

@@ -8,7 +8,7 @@ from itertools import combinations
 
 from accumulation_harness.compare.linear import norm, proportion
 from accumulation_harness.judge.cause import Cause
-from accumulation_harness.watch.evidence import Finding, Remark, Window
+from accumulation_harness.watch.evidence import SCALES, Finding, Remark, Window
 from accumulation_harness.watch.slopes import Loss
 
 STILL = 1e-6  # of the weights: what no rounding of a sketch explains
@@ -33,7 +33,7 @@ def misplaced(window: Window) -> Iterator[Finding]:
     elif others := {name for m in window.micro_batches for name, value in m.options.items() if value != first.get(name)}:
         message = f"{', '.join(sorted(others))} of the optimizer changes inside the window"
         yield _finding(Cause.schedule_per_micro_batch, window, message)
-    if {"unscale", "update scale"} & {*inside}:
+    if SCALES & {*inside}:
         yield _finding(Cause.scaler_updated_in_window, window, "the loss scaler unscales or is updated between two backwards")
     if "clip scaled" in all_calls and any(m.scale != 1 for m in window.micro_batches):
         scale = window.micro_batches[-1].scale

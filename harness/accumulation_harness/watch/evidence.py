@@ -33,6 +33,7 @@ Call = Literal[  # what a loop calls between two backwards, as far as it matters
     "epoch",  # a data loader begins anew
 ]
 CLIPS: frozenset[Call] = frozenset({"clip", "clip scaled"})
+SCALES: frozenset[Call] = frozenset({"unscale", "update scale"})
 
 
 class Remark(Enum):

@@ -58,21 +58,19 @@ def line() -> str:
 
 def _frames() -> Iterator[tuple[str, FrameType]]:
     """Of code with an owner, innermost first."""
-    return ((owner, frame) for frame in under_way()[0] if (owner := _owner(frame.f_code.co_filename)))
+    return ((owner, frame) for frame in under_way() if (owner := _owner(frame.f_code.co_filename)))
 
 
-def under_way() -> tuple[list[FrameType], bool]:
-    """List the frames of the code under way, innermost first, up to the call of the audited function.
+def under_way() -> Iterator[FrameType]:
+    """Yield the frames of the code under way, innermost first, up to the call of the audited function.
 
-    Returns:
-        The frames, and whether they come to that call; those of a thread of its own do not.
+    Yields:
+        Frames; the last one has a caller, that call, but in a thread of its own.
     """
     frame: FrameType | None = sys._getframe(1)
-    found = []
     while frame is not None and (frame.f_code.co_name, frame.f_code.co_filename) != CALL:
-        found.append(frame)
+        yield frame
         frame = frame.f_back
-    return found, frame is not None
 
 
 def is_a_librarys(file: str) -> bool:

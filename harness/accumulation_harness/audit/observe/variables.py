@@ -156,9 +156,9 @@ def local_variables() -> dict[str, object]:
 
 def _frames() -> list[FrameType]:
     """Those of the audited code, from the innermost one on; in a thread of its own, of all that is no library's."""
-    found, is_called = frames.under_way()
+    found = [*frames.under_way()]
     theirs = [one for one in found if not one.f_code.co_filename.startswith(NOT_THEIRS)]
-    return theirs if is_called else [one for one in theirs if not is_a_librarys(one.f_code.co_filename)]
+    return theirs if found[-1].f_back is not None else [one for one in theirs if not is_a_librarys(one.f_code.co_filename)]
 
 
 def _variables(frame: FrameType) -> dict[str, object]:
