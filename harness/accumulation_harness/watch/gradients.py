@@ -148,10 +148,11 @@ def _inside(window: Window, parts: list[Sketch], gate: float, error: float) -> F
 
 
 def _since_cleared(window: Window) -> Sketch:
-    """What each tensor was given since it was last found without a gradient."""
+    """What backwards have added to each tensor's `.grad` (on ranks: of all of them) since it was last found empty."""
     total: Sketch = np.zeros_like(window.gradient)
     for m in window.micro_batches:
-        total = np.where(np.broadcast_to(_there(m.before), total.shape).any(axis=1, keepdims=True), total, 0.0) + m.contribution
+        before = np.broadcast_to(_there(m.before), total.shape)
+        total = np.where(before.any(axis=1, keepdims=True), total, 0.0) + _there(m.after) - before
     return total
 
 
