@@ -44,13 +44,13 @@ def test_a_hit_is_one_line(folder, capsys):
 @pytest.mark.parametrize(
     ("name", "content", "said"),
     [
-        ("broken.py", b"def f(:\n", "SyntaxError"),
+        ("broken.py", b"def backward(:\n", "SyntaxError"),
         ("missing.py", None, "FileNotFoundError"),
         ("bytes.py", b"x = '\xff'\n", "SyntaxError"),
-        ("null.py", b"x = 1\0\n", "SyntaxError"),
+        ("null.py", b"backward = 1\0\n", "SyntaxError"),
         ("cells.ipynb", b'{"cells": 1}', "ValueError: expected a notebook"),
         ("data.json", b'{"a": 1}', "ValueError: one that is called .json"),
-        ("deep.py", b"x = " + b"-" * 50000 + b"1", "MemoryError"),
+        ("deep.py", b"backward = " + b"-" * 50000 + b"1", "MemoryError"),
         ("codec.py", b"# coding: rot13\nx = 1\n", "LookupError"),
         ("a_pipe.py", os.mkfifo, "OSError: [Errno 22] Not a regular file"),
         ("newer.py", b"match x:\n    case !:\n        backward()\n", "SyntaxError"),
@@ -67,6 +67,12 @@ def test_what_cannot_be_read(folder, capsys, name, content, said):
     out, err = capsys.readouterr()
     assert err.startswith(f"{path}: expected a Python file, got {said}") and err.count("\n") == 1
     assert "schedule_per_micro_batch" in out, "the other files are read all the same"
+
+
+def test_a_file_that_names_nothing_of_training_need_be_no_python(folder, capsys):
+    (folder / "template.py").write_text("print 'hello'\n")
+    assert main([str(folder)]) == 0
+    assert capsys.readouterr() == ("", "")
 
 
 def test_a_notebook_is_told_by_cell_and_line(tmp_path, capsys):

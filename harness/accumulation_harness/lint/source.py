@@ -53,15 +53,19 @@ def _remembered(method: Callable[[Source, Asked], Answer]) -> Callable[[Source, 
 
 
 class Source:
-    """The text of a module or a notebook. Raises SyntaxError or ValueError for what is neither."""
+    """The text of a module or a notebook, which is parsed when it is first asked about."""
 
     def __init__(self, text: str, cells: list[tuple[int, int]] | None = None) -> None:
         self.text = text
         self.known: dict[Any, Any] = {}
         self.cells = cells or []  # of a notebook: number and first line of each cell of code
+
+    @cached_property
+    def tree(self) -> ast.Module:
+        """The text as a tree. Raises SyntaxError or ValueError where it is no Python."""
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of invalid escapes in other people's strings
-            self.tree = ast.parse(text)
+            return ast.parse(self.text)
 
     @classmethod
     def read(cls, path: Path) -> Source:
