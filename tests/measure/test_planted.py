@@ -323,10 +323,10 @@ def guarded(arm, window):
 
 
 def ended(arm, window):
-    """Our own function ends the window, and counts it; clipping has no epsilon."""
+    """Our own function ends the window, and counts it; clipping has an epsilon of its own."""
     total, own = accumulate(arm, window), [p.grad for p in arm.model.parameters() if p.grad is not None]
     if arm.clip_norm is not None and (norm := nn.utils.get_total_norm(own)) > arm.clip_norm:
-        torch._foreach_mul_(own, arm.clip_norm / norm)
+        torch._foreach_mul_(own, arm.clip_norm / (norm + 1e-8))
     arm.clip_norm, limit = None, arm.clip_norm
     end_window(arm, window)
     arm.clip_norm = limit
@@ -334,7 +334,7 @@ def ended(arm, window):
 
 
 def scaled_by_hand(arm, window):
-    scaler = arm.memory.setdefault("scaler", torch.amp.GradScaler("cpu", init_scale=1024.0))
+    scaler = arm.memory.setdefault("scaler", torch.amp.GradScaler("cpu", init_scale=1000.0))
     total = accumulate(arm, window, factor=scaler.get_scale)
     scaler.scale(total)  # which makes it
     scaler.step(arm.optimizer)

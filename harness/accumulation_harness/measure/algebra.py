@@ -19,13 +19,14 @@ import dataclasses
 import math
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import cache, partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from typing_extensions import Unpack
 
 from accumulation_harness.config import LastWindow, Precision
 from accumulation_harness.judge.cause import PRIORITY, Causes
@@ -37,6 +38,7 @@ from accumulation_harness.judge.gates import (
     COMPARABLE,
     CONFIRMED,
     RESOLUTION,
+    RESOLVED,
     SMALL,
     STORED,
     TRAJECTORY_GATE,
@@ -52,12 +54,11 @@ from accumulation_harness.measure.probe import (
     NotRemembered,
     Probe,
     inside_causes,
-    is_at_limit,
     moved_by_rounding,
 )
 from accumulation_harness.recipes.recipe import Arm, Recipe, end_window
 from accumulation_harness.referee.gradients import distances_to, relative_distance
-from accumulation_harness.referee.oracle import WHOLE, Inside, Referee, losses_inside, no_clipping, snapshot
+from accumulation_harness.referee.oracle import CLIP_EPSILON, WHOLE, Inside, Referee, losses_inside, no_clipping, snapshot
 from accumulation_harness.results.measurements import Measurement
 from accumulation_harness.system import state
 from accumulation_harness.system.state import Difference, Snapshot
@@ -106,7 +107,6 @@ class Run:
     widens: bool = False  # as its recipe's
     foreign: Collection[int] = ()  # windows of other samples
     idle: list[tuple[bool, ...]] = field(default_factory=list)  # by window and parameter, whether its step found no gradient
-    is_at_limit: bool = False  # whether a gradient was clipped to the limit itself, without PyTorch's epsilon
 
     @property
     def signature(self) -> Signature:
@@ -206,31 +206,52 @@ def windows_of(setting: Setting, *, at_least: int = 0) -> list[Tensor]:
 def settled(setting: Setting, recipe: Recipe) -> Recipe:
     """Choose the recipe that float64 runs: a loop of the user's that narrows its numbers to float32 inside is widened.
 
-    It is where that changes a gradient, and only by rounding. In a trial of float64 such a narrowing is the loop's fault.
+    It is where that changes a gradient, and only by rounding. In a trial of float64 such a narrowing is the loop's fault. With
+    what epsilon it clips is read from its own gradients.
 
     Args:
         setting: The trial.
         recipe: The arm's.
 
     Returns:
-        The recipe, or a copy that widens.
+        The recipe, or a copy that widens, or clips with another epsilon.
     """
-    if recipe.loop is None or setting.not_float64 or setting.config.precision == Precision.float64:
+    if recipe.loop is None or setting.not_float64:
         return recipe
 
-    def consumed(one: Recipe) -> Iterator[Tensor | None]:
-        lock = LockStep({REFERENCE: setting.arm(one, dropout=False, precision=Precision.float64)}, setting.config.seed)
+    def consumed(one: Recipe, **changes: Unpack[ArmChanges]) -> Iterator[Tensor | None]:
+        changes = {"clip_norm": setting.config.clip_norm, **changes, "precision": Precision.float64}
+        lock = LockStep({REFERENCE: setting.arm(one, dropout=False, **changes)}, setting.config.seed)
         for ids in _few(windows_of(setting)):
             lock.step(ids)
             yield lock.watches[REFERENCE].gradient
 
-    wide, plain = dataclasses.replace(recipe, widens=True), [*consumed(recipe)]
-    try:
-        pairs = [*zip(plain, consumed(wide), strict=True)]
-    except Exception:  # code that asks for a format does not run in another one
+    if setting.config.precision != Precision.float64:
+        wide, plain = dataclasses.replace(recipe, widens=True), [*consumed(recipe)]
+        with suppress(Exception):  # code that asks for a format does not run in another one
+            pairs = [*zip(plain, consumed(wide), strict=True)]
+            gaps = [relative_distance(a, b) for a, b in pairs if a is not None and b is not None]
+            recipe = wide if any(ALGEBRA_GATE < gap <= NARROWED for gap in gaps) and max(gaps) <= NARROWED else recipe
+    if setting.config.clip_norm is None:
         return recipe
-    gaps = [relative_distance(a, b) for a, b in pairs if a is not None and b is not None]
-    return wide if any(ALGEBRA_GATE < gap <= NARROWED for gap in gaps) and max(gaps) <= NARROWED else recipe
+    return dataclasses.replace(recipe, clip_epsilon=_clip_epsilon(lambda limit: next(consumed(recipe, clip_norm=limit), None)))
+
+
+def _clip_epsilon(consumed: Callable[[float], Tensor | None]) -> float:
+    """Read what a loop adds to its gradient's norm when it clips: from its first gradient whole, and clipped to half of that.
+
+    `consumed`: what its optimizer receives, by the limit.
+
+    Returns:
+        Epsilon in g * limit / (||g|| + epsilon); PyTorch's where it clips otherwise than so.
+    """
+    if (whole := consumed(math.inf)) is None or (half := consumed(float(torch.linalg.vector_norm(whole)) / 2)) is None:
+        return CLIP_EPSILON
+    norm, length = (float(torch.linalg.vector_norm(one)) for one in (whole, half))
+    epsilon = norm * (norm / 2 / length - 1) if length else math.inf
+    rounding = RESOLVED * FEW_ULPS * norm
+    is_known = abs(epsilon) <= SMALL * norm and relative_distance(half * (norm / length), whole) <= ALGEBRA_GATE
+    return max(0.0, epsilon) if is_known and abs(epsilon - CLIP_EPSILON) > rounding else CLIP_EPSILON
 
 
 def measurement(
@@ -478,8 +499,9 @@ def _followed(
     clip_norm, inherent = setting.config.clip_norm, _oracle(setting)[0]
     runs = take(recipes, windows, clip_norm=clip_norm, oracles=True)
     for label, run in runs.items():
-        if (run.is_at_limit or run.idle != runs[REFERENCE].idle) and run.is_right(inherent):
-            pair = {REFERENCE: _by_conventions(recipes[REFERENCE], run), label: recipes[label]}
+        epsilon = recipes[label].clip_epsilon
+        if (epsilon != CLIP_EPSILON or run.idle != runs[REFERENCE].idle) and run.is_right(inherent):
+            pair = {REFERENCE: _by_conventions(recipes[REFERENCE], run, epsilon), label: recipes[label]}
             runs[label] = take(pair, windows[: len(run.idle)], clip_norm=clip_norm, oracles=True)[label]
     since = {}
     for label, run in runs.items():
@@ -514,18 +536,19 @@ def _followed(
     return runs
 
 
-def _by_conventions(recipe: Recipe, run: Run) -> Recipe:
-    """The recipe, but as in an arm's run parameters without a gradient have none or zeros, and clipping has another epsilon."""
+def _by_conventions(recipe: Recipe, run: Run, epsilon: float) -> Recipe:
+    """The recipe, but as in an arm's run parameters without a gradient have none or zeros, and clipping has its `epsilon`."""
 
     def follow(arm: Arm) -> None:
         own = [p.grad for p in arm.model.parameters() if p.grad is not None]
-        if run.is_at_limit and arm.clip_norm is not None and arm.clipped[-1]:
-            torch._foreach_mul_(own, arm.clip_norm / torch.nn.utils.get_total_norm(own))
+        if arm.clip_norm is not None:
+            arm.clipped.append((norm := torch.nn.utils.get_total_norm(own)) > arm.clip_norm)
+            torch._foreach_mul_(own, torch.clamp(arm.clip_norm / (norm + epsilon), max=1.0))
         for p, is_idle in zip(arm.model.parameters(), run.idle[arm.windows], strict=False):
             if p.requires_grad and (p.grad is None or not bool(p.grad.any())):
                 p.grad = None if is_idle else torch.zeros_like(p)
 
-    return dataclasses.replace(recipe, at_boundary=(*recipe.at_boundary[:2], follow, *recipe.at_boundary[2:]))  # after clipping
+    return dataclasses.replace(recipe, at_boundary=(recipe.at_boundary[0], follow, *recipe.at_boundary[2:]))
 
 
 def _is_amplified(own: Sequence[float], controls: Sequence[Sequence[float]]) -> bool:
@@ -687,7 +710,6 @@ def _note_window(
     for label, run in runs.items():
         begun, distance, taken = run.apart, records[label].parameter_distance, lock.watches[label].taken
         run.idle.append(taken.idle if taken else ())
-        run.is_at_limit |= is_at_limit(records[label].gradient_norm, lock.arms[label].clip_norm)
         run.distances.append(math.nan if _is_gone(distance, lock.movement) else distance)
         if label in of:
             gone = records[of[label]].parameter_distance  # an oracle that explodes moves by more than the reference

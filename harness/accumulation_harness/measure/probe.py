@@ -25,7 +25,6 @@ from accumulation_harness.recipes.recipe import Arm
 from accumulation_harness.referee.gradients import by_group, by_tensor, compare, decompose, flatten, relative_distance
 from accumulation_harness.referee.hypotheses import Hypothesis, WindowFacts, counted, hypotheses, partly, stale
 from accumulation_harness.referee.oracle import (
-    CLIP_EPSILON,
     WHOLE,
     Inside,
     Loss,
@@ -69,9 +68,8 @@ class ConsumedWindow:
         return rows if rows and self.required.holds(torch.cat(rows)) else self.arm.seen
 
     def clipped(self, gradient: Tensor) -> Tensor:
-        """A gradient as the arm would clip it: to the limit itself, where what it consumed has exactly that length."""
-        length, limit = float(torch.linalg.vector_norm(self.consumed)), self.arm.clip_norm
-        return clipped(gradient, limit, 0.0 if is_at_limit(length, limit) else CLIP_EPSILON)
+        """A gradient as the arm would clip it."""
+        return clipped(gradient, self.arm.clip_norm, self.arm.recipe.clip_epsilon)
 
     @cached_property
     def required(self) -> Batch:
@@ -461,9 +459,9 @@ class Probe:
     def _beside(self, label: str, seen: ConsumedWindow) -> Errors:
         """Causes -> error of their best variant, of the samples that the arm saw in place of its window's."""
         other = dataclasses.replace(seen, window=self.setting.exact.batch(torch.cat(seen.arm.seen)), stale=None)
-        facts, max_norm = self._facts(label, other, WHOLE), seen.arm.clip_norm
+        facts = self._facts(label, other, WHOLE)
         share = sum(facts.parts.terms) / float(self.setting.exact.num_terms(seen.window).sum())
-        alone = (clipped(times * facts.parts.gradient, max_norm) for times in (1, share))
+        alone = (facts.clipped(times * facts.parts.gradient) for times in (1, share))
         smallest: dict[Causes, float] = {(): min(relative_distance(seen.consumed, gradient) for gradient in alone)}
         _keep_smallest(smallest, seen.consumed, hypotheses(facts))
         return smallest
@@ -556,6 +554,7 @@ class Probe:
             configured_steps=arm.recipe.accumulation_steps,
             configured_terms=sum(of.terms) / len(taken.window) * self.setting.config.effective_batch,
             max_norm=arm.clip_norm,
+            clip_epsilon=arm.recipe.clip_epsilon,
             loss_scale=arm.scaler.get_scale(),
             left_over=watch.left_over,
             consumed_before=self.consumed_before[label],
@@ -584,19 +583,6 @@ class Probe:
         shapes = [parameter.shape for parameter in self.referee.model.parameters()]
         pieces = flat.split([shape.numel() for shape in shapes])
         return {name: piece.view(shape) for name, piece, shape in zip(self.referee.names, pieces, shapes, strict=True)}
-
-
-def is_at_limit(norm: float, limit: float | None) -> bool:
-    """Tell whether a gradient was clipped to the limit itself, without PyTorch's epsilon.
-
-    Args:
-        norm: Of the gradient.
-        limit: Of its norm; None for none.
-
-    Returns:
-        Whether they are the same number, but for rounding.
-    """
-    return limit is not None and math.isclose(norm, limit, rel_tol=RESOLVED * FEW_ULPS)
 
 
 def moved_by_rounding(weights: Tensor, generator: torch.Generator, by: float = FEW_ULPS) -> Tensor:

@@ -98,8 +98,8 @@ def hand_written(loop: Loop, *, accumulation_steps: int, split: SplitPlan) -> Re
 
 @contextmanager
 def _wide(arm: Arm) -> Iterator[None]:
-    """Inside, what the loop does in float32 is done in float64, but for the steps of optimizer and scaler."""
-    with widened(SINGLE), kept_narrow(arm.optimizer, arm.scaler, methods=("step", "unscale_", "update")):
+    """Inside, what the loop does in float32 is done in float64, but for the optimizer's steps."""
+    with widened(SINGLE), kept_narrow(arm.optimizer, "step"):
         yield
 
 

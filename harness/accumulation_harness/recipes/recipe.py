@@ -31,6 +31,7 @@ from accumulation_harness.config import (
 )
 from accumulation_harness.recipes import precision
 from accumulation_harness.recipes.micro_batch import SplitPlan
+from accumulation_harness.referee.oracle import CLIP_EPSILON
 from accumulation_harness.workloads import Batch, Workload
 
 VARIADIC = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
@@ -168,6 +169,7 @@ class Recipe:
     at_boundary: tuple[Stage, ...] = BOUNDARY
     execution: Execution = Execution.eager  # of the model, in the precision under test
     widens: bool = False  # whether a loop narrows its numbers to float32 inside, and is widened in float64
+    clip_epsilon: float = CLIP_EPSILON  # that a loop adds to the norm it clips by
     loop: Callable[[Arm, Batch], Tensor] | None = None  # one optimizer step, in place of the stages (`hand_written.py`)
 
 

@@ -8,8 +8,9 @@ wrong, one of them reproduces the consumed gradient within the gate of L0.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -34,6 +35,7 @@ class WindowFacts:
     configured_steps: int  # N; a short window has fewer parts
     configured_terms: float  # loss terms of a full window; for text its samples times this window's mean per sample
     max_norm: float | None  # of clipping
+    clip_epsilon: float = CLIP_EPSILON
     loss_scale: float  # of the scaler; 1 without one
     left_over: Tensor | None  # gradients that were there before the first backward
     consumed_before: Tensor | None  # what the optimizer consumed in the window before this one
@@ -42,6 +44,10 @@ class WindowFacts:
     earlier: Iterable[Parts] = ()  # `parts` at the weights of earlier windows
     tensors: Sequence[int] = ()  # entries of each parameter tensor, in order
     tells_counts: bool = True  # whether the format tells one number of loss terms from the next
+
+    def clipped(self, gradient: Tensor) -> Tensor:
+        """As the arm clips at the end of the window."""
+        return clipped(gradient, self.max_norm, self.clip_epsilon)
 
 
 def hypotheses(facts: WindowFacts) -> Iterator[Hypothesis]:
@@ -54,9 +60,9 @@ def hypotheses(facts: WindowFacts) -> Iterator[Hypothesis]:
         A cause, and the gradient [P] that it predicts, after clipping.
     """
     for cause, gradient in _unclipped(facts):
-        yield cause, clipped(gradient, facts.max_norm)
+        yield cause, facts.clipped(gradient)
     if facts.max_norm is not None and math.isfinite(facts.max_norm):
-        yield from clipping(facts, facts.max_norm)
+        yield from clipping(facts)
 
 
 def _unclipped(facts: WindowFacts) -> Iterator[Hypothesis]:
@@ -159,7 +165,7 @@ def partly(facts: WindowFacts, consumed: Tensor) -> Iterator[Hypothesis]:
     Yields:
         A cause, and the gradient [P] that it predicts.
     """
-    right = clipped(facts.parts.gradient, facts.max_norm).split(list(facts.tensors))
+    right = facts.clipped(facts.parts.gradient).split(list(facts.tensors))
     own = consumed.split(list(facts.tensors))
     for cause, gradient in hypotheses(facts):
         chosen = [
@@ -210,58 +216,57 @@ def stale(facts: WindowFacts) -> Iterator[Hypothesis]:
     for old in (parts.shares for parts in facts.earlier):
         for k in range(len(fresh)):
             for shares in ([*old[: k + 1], *fresh[k + 1 :]], [*fresh[:k], *old[k:]]):
-                yield Cause.cached_weights_stale, clipped(summed(shares), facts.max_norm)
+                yield Cause.cached_weights_stale, facts.clipped(summed(shares))
 
 
-def clipping(facts: WindowFacts, max_norm: float) -> Iterator[Hypothesis]:
+def clipping(facts: WindowFacts) -> Iterator[Hypothesis]:
     """Predict the gradient when it is clipped at the wrong place or on the wrong scale.
 
     Args:
         facts: The window.
-        max_norm: The L2 norm to clip to.
 
     Yields:
         A cause and [P] float64.
     """
     shares, num = facts.parts.shares, facts.configured_steps
     right = summed(shares)
-    for gradient in _clipped_within(shares, max_norm, facts.loss_scale):
-        yield from ((Cause.clip_per_micro_batch, one) for one in (gradient, clipped(gradient, max_norm)))
+    for gradient in _clipped_within(shares, facts.clipped, facts.loss_scale):
+        yield from ((Cause.clip_per_micro_batch, one) for one in (gradient, facts.clipped(gradient)))
     means = summed(facts.parts.parts)
-    undivided = summed([clipped(part, max_norm) for part in facts.parts.parts])
+    undivided = summed([facts.clipped(part) for part in facts.parts.parts])
     scales = (facts.loss_scale, num, len(shares), sum(facts.parts.terms))
     early = [
         (right, num, 1),
         *((means, 1, divisor) for divisor in (num, len(shares))),
         *((right, scale, scale) for scale in scales),
     ]
-    yield from ((Cause.clip_before_unscale, clipped(one * scale, max_norm) / divisor) for one, scale, divisor in early)
+    yield from ((Cause.clip_before_unscale, facts.clipped(one * scale) / divisor) for one, scale, divisor in early)
     yield from ((Cause.clip_per_micro_batch, undivided / divisor) for divisor in (num, len(shares)))
 
 
-def _clipped_within(shares: Sequence[Tensor], max_norm: float, loss_scale: float = 1.0) -> Iterator[Tensor]:
+def _clipped_within(shares: Sequence[Tensor], clip: Callable[[Tensor], Tensor], loss_scale: float = 1.0) -> Iterator[Tensor]:
     """Predict the gradient when its sum is clipped after every backward, each micro-batch is, or the first ones are.
 
     Args:
         shares: [P] rightful contribution of each micro-batch.
-        max_norm: The L2 norm to clip to.
+        clip: Clips a gradient.
         loss_scale: Of the scaler; 1 without one.
 
     Yields:
         [P] float64.
     """
     for scale in {1.0, loss_scale}:
-        yield clipped(_running(shares, max_norm, scale), max_norm) / scale
-    yield summed([clipped(share, max_norm) for share in shares])
+        yield clip(_running(shares, clip, scale)) / scale
+    yield summed([clip(share) for share in shares])
     for k in range(1, len(shares)):
-        yield clipped(summed(shares[:k]), max_norm) + summed(shares[k:])
+        yield clip(summed(shares[:k])) + summed(shares[k:])
 
 
-def _running(shares: Sequence[Tensor], max_norm: float, scale: float = 1.0) -> Tensor:
+def _running(shares: Sequence[Tensor], clip: Callable[[Tensor], Tensor], scale: float = 1.0) -> Tensor:
     """[P] the sum that is clipped after every backward but the last."""
     running = torch.zeros_like(shares[0])
     for share in shares:
-        running = clipped(running, max_norm) + scale * share
+        running = clip(running) + scale * share
     return running
 
 
@@ -279,10 +284,11 @@ def _clipped_somewhere(shares: Sequence[Tensor], weights: Sequence[float], consu
     lengths = [float(torch.linalg.vector_norm(share)) for share in shares]
     length = last = float(torch.linalg.vector_norm(consumed))
     for _ in range(3):  # what is clipped is shorter than the limit by the epsilon, relative to what it was
-        last = length * (1 + CLIP_EPSILON / (float(torch.linalg.vector_norm(_running(shares, last))) or math.inf))
+        running = _running(shares, partial(clipped, max_norm=last))
+        last = length * (1 + CLIP_EPSILON / (float(torch.linalg.vector_norm(running)) or math.inf))
     for limit in (last, max(weight * (own + CLIP_EPSILON) for weight, own in zip(weights, lengths, strict=True))):
         if sum(own > limit for own in lengths) > 1:  # one alone may have any weight
-            yield from _clipped_within(shares, limit)
+            yield from _clipped_within(shares, partial(clipped, max_norm=limit))
 
 
 def _doubled_scale(shares: Sequence[Tensor]) -> Iterator[Tensor]:

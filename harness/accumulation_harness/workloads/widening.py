@@ -6,7 +6,7 @@ arithmetic such a cast changes nothing: widened, the code is the same function w
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -72,27 +72,25 @@ def _default_format(dtype: torch.dtype) -> Iterator[None]:
 
 
 @contextmanager
-def kept_narrow(*owners: object, methods: Collection[str]) -> Iterator[None]:
-    """Let methods run as they are although what calls them is widened.
+def kept_narrow(owner: object, method: str) -> Iterator[None]:
+    """Let a method run as it is although what calls it is widened.
 
     Args:
-        owners: Objects, an optimizer or a scaler; each may have some of the methods.
-        methods: Names of the methods.
+        owner: An object.
+        method: The name of its method.
 
     Yields:
         Nothing.
     """
-    before = [(owner, name, vars(owner).get(name)) for owner in owners for name in methods if hasattr(owner, name)]
-    for owner, name, _ in before:
-        vars(owner)[name] = as_asked()(getattr(owner, name))
+    own = vars(owner).get(method)
+    vars(owner)[method] = as_asked()(getattr(owner, method))
     try:
         yield
     finally:
-        for owner, name, own in before:
-            if own is None:
-                del vars(owner)[name]
-            else:
-                vars(owner)[name] = own
+        if own is None:
+            del vars(owner)[method]
+        else:
+            vars(owner)[method] = own
 
 
 class _Wider(TorchFunctionMode):
@@ -109,7 +107,19 @@ class _Wider(TorchFunctionMode):
         wide = (*kept, *tree_map(self._wide, args[len(kept) :]))
         if CASTS.get(name) in self.wide:
             return wide[0].to(self.wide[CASTS[name]])
+        if name.startswith("_amp_"):
+            return self._by_kernel(name, func, args)
         return func(*wide, **tree_map(self._wide, dict(kwargs or {})))
+
+    def _by_kernel(self, name: str, func: Any, args: Sequence[Any]) -> None:
+        """A loss scaler's kernel, in place, whose numbers have to be float32: what that rounds of them is taken back."""
+        numbers = [one for one in args if isinstance(one, Tensor) and one.dtype == torch.float64]
+        narrow = {id(one): one.float() for one in numbers}
+        func(*(narrow.get(id(one), one) for one in args))
+        for changed in numbers[:1]:
+            changed.copy_(narrow[id(changed)])
+        if name.endswith("unscale_"):
+            torch._foreach_mul_(args[0], args[2] / narrow.get(id(args[2]), args[2]).double())
 
     def _wide(self, value: Any) -> Any:
         if isinstance(value, torch.dtype):
