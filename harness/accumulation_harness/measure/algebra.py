@@ -762,9 +762,9 @@ class Looks:
         if label == REFERENCE or not before:
             return found
         usual, states = before[-1], found.state_errors
-        known = {name for name, error in states.items() if error <= COMPARABLE * usual.state_errors.get(name, 0.0)}
+        known = {name for name, error in states.items() if error <= RESOLVED * usual.state_errors.get(name, 0.0)}
         errors = {name: 0.0 if name in known else error for name, error in states.items()}
-        off = ALGEBRA_GATE < found.update.magnitude <= COMPARABLE * usual.update.magnitude
+        off = ALGEBRA_GATE < found.update.magnitude <= RESOLVED * usual.update.magnitude
         uncopied = off or any(states[name] > ALGEBRA_GATE for name in known)
         return dataclasses.replace(found, update=Movement() if off else found.update, state_errors=errors, uncopied=uncopied)
 
