@@ -32,7 +32,7 @@ def wrong(errors):
         (wrong({"loss_not_divided": 1e-15, "batch_statistics+clip_per_micro_batch": 0.0}), {}, ("loss_not_divided",)),
         ({"samples": Samples(unknown=3, missing=3)}, {}, ("unexplained",)),
         ({}, {Counter.schedule_index: (1.0, 2.0)}, ("loss_not_divided",)),
-        ({"moved": Movement(1e-3, -1.0), "decays_fit": False}, {}, ("unexplained",)),
+        ({"moved": Movement(1e-3, -0.9)}, {}, ("unexplained",)),
     ],
     ids=str,
 )

@@ -134,6 +134,10 @@ STATE = {
     "momentum lost beside dropout": (lost(5), "", "Drops"),
     "momentum lost at weights on a kink": (lost(5), ON_A_KINK, "Binary"),
     "the rate that a schedule begins with": (loop(in_window(11, lambda arm: arm.schedule.base_lrs.__setitem__(0, 0.07))),),
+    "an epsilon of clipping that changes": (
+        lambda arm, window: ended(arm, window, 1e-8 * (1 + arm.windows // 5)),
+        "clip_norm=0.1",
+    ),
     "a loss reported otherwise": (lambda arm, window: loop()(arm, window) * (4.0 if arm.windows in (4, 5) else 1.0),),
     "evaluation mode": (loop(lambda arm: arm.model.train(not 3 <= arm.windows <= 6)), "", "Drops"),
     "evaluation mode from the second micro-batch on": (inside(lambda arm, k: arm.model.train(k == 0)), "", "Drops"),
@@ -322,11 +326,11 @@ def guarded(arm, window):
     return stepped(arm, None, total)
 
 
-def ended(arm, window):
+def ended(arm, window, epsilon=1e-8):
     """Our own function ends the window, and counts it; clipping has an epsilon of its own."""
     total, own = accumulate(arm, window), [p.grad for p in arm.model.parameters() if p.grad is not None]
     if arm.clip_norm is not None and (norm := nn.utils.get_total_norm(own)) > arm.clip_norm:
-        torch._foreach_mul_(own, arm.clip_norm / (norm + 1e-8))
+        torch._foreach_mul_(own, arm.clip_norm / (norm + epsilon))
     arm.clip_norm, limit = None, arm.clip_norm
     end_window(arm, window)
     arm.clip_norm = limit
@@ -510,6 +514,10 @@ def clip(arm):
     nn.utils.clip_grad_norm_(arm.model.parameters(), 0.01)
 
 
+def shrink(arm):
+    torch._foreach_mul_([p.detach() for p in arm.model.parameters()], 0.9999)
+
+
 def halve(arm):
     for parameter in arm.model.parameters():
         parameter.grad.mul_(0.5)
@@ -539,6 +547,7 @@ def after_all(act, arm, window):
         (partial(after_all, clip), "Temperature", "unexplained"),
         (partial(after_each, halve), "Temperature", "sum_rescaled_in_window"),
         (partial(after_all, halve), "Temperature", "unexplained"),
+        (partial(after_each, shrink), "Temperature", "weight_decay_per_micro_batch"),
         (two_forwards, "Temperature", ""),
         (partial(two_forwards, factor=5.0), "Temperature", "loss_not_divided"),
         (own_rates, "Temperature", ""),

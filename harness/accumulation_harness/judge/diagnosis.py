@@ -153,7 +153,7 @@ def _inside_the_window(signature: Signature) -> Found:
         return {Cause.window_misplaced: "the optimizer stepped before the window's last micro-batch"}
     if moved > ALGEBRA_GATE:
         seen = f"by {moved:.1e} inside the window"
-        if signature.moved.along_weights < -PARALLEL and signature.decays_fit:
+        if signature.moved.along_weights < -PARALLEL:  # a decay, whatever its size
             return {Cause.weight_decay_per_micro_batch: f"the weights shrank {seen}"}
         return {Cause.unexplained: f"the parameters moved {seen}"}
     return {}

@@ -18,7 +18,7 @@ from accumulation_harness.judge.gates import ALGEBRA_GATE, CLEAR_LEAST, COMPARAB
 from accumulation_harness.judge.signature import Attribution, Errors, Samples, Signature, WrongWindow, clearly_nearer
 from accumulation_harness.measure.lock_step import REFERENCE, Forward, LockStep, Setting
 from accumulation_harness.measure.optimizer_state import state_tensors
-from accumulation_harness.measure.update import Before, check_update, decayed, factors_left, is_decays, movement
+from accumulation_harness.measure.update import Before, check_update, decayed, movement
 from accumulation_harness.recipes.determinism import set_random_state
 from accumulation_harness.recipes.hand_written import FOREIGN, NO_SAMPLE
 from accumulation_harness.recipes.recipe import Arm
@@ -242,9 +242,7 @@ class Probe:
         before = self.carried[label]
         decay = before.decay(before.rates)
         moved = movement(watch.last_forward - start, decayed(start, decay), torch.linalg.vector_norm(start))
-        # before the last forward the last decay, and perhaps the first, have not acted
-        fits = is_decays(moved.length, start, factors_left(decay, arm, fewest=len(arm.seen) - 2))
-        return dataclasses.replace(found, moved=moved, decays_fit=fits)
+        return dataclasses.replace(found, moved=moved)
 
     def _gradient(self, label: str, seen: ConsumedWindow, gradient: Tensor, loss: float, exact_loss: Loss) -> Signature:
         """The consumed gradient beside the window's own [P], clipped, and beside those of the causes where it is wrong."""
