@@ -26,7 +26,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from typing_extensions import Unpack
 
 from accumulation_harness.config import LastWindow, Precision
 from accumulation_harness.judge.cause import PRIORITY, Causes
@@ -219,22 +218,26 @@ def settled(setting: Setting, recipe: Recipe) -> Recipe:
     if recipe.loop is None or setting.not_float64:
         return recipe
 
-    def consumed(one: Recipe, **changes: Unpack[ArmChanges]) -> Iterator[Tensor | None]:
-        changes = {"clip_norm": setting.config.clip_norm, **changes, "precision": Precision.float64}
-        lock = LockStep({REFERENCE: setting.arm(one, dropout=False, **changes)}, setting.config.seed)
-        for ids in _few(windows_of(setting)):
-            lock.step(ids)
-            yield lock.watches[REFERENCE].gradient
+    clip_norm = setting.config.clip_norm
+
+    def consumed(one: Recipe, *limits: float | None) -> Iterator[Tensor | None]:
+        for limit in limits:
+            arm = setting.arm(one, dropout=False, precision=Precision.float64, clip_norm=limit)
+            lock = LockStep({REFERENCE: arm}, setting.config.seed)
+            for ids in _few(windows_of(setting)):
+                lock.step(ids)
+                yield lock.watches[REFERENCE].gradient
 
     if setting.config.precision != Precision.float64:
-        wide, plain = dataclasses.replace(recipe, widens=True), [*consumed(recipe)]
+        limits = {clip_norm, no_clipping(clip_norm)}  # clipping hides a factor
+        wide, plain = dataclasses.replace(recipe, widens=True), [*consumed(recipe, *limits)]
         with suppress(Exception):  # code that asks for a format does not run in another one
-            pairs = [*zip(plain, consumed(wide), strict=True)]
+            pairs = [*zip(plain, consumed(wide, *limits), strict=True)]
             gaps = [relative_distance(a, b) for a, b in pairs if a is not None and b is not None]
             recipe = wide if any(ALGEBRA_GATE < gap <= NARROWED for gap in gaps) and max(gaps) <= NARROWED else recipe
-    if setting.config.clip_norm is None:
+    if clip_norm is None:
         return recipe
-    return dataclasses.replace(recipe, clip_epsilon=_clip_epsilon(lambda limit: next(consumed(recipe, clip_norm=limit), None)))
+    return dataclasses.replace(recipe, clip_epsilon=_clip_epsilon(lambda limit: next(consumed(recipe, limit))))
 
 
 def _clip_epsilon(consumed: Callable[[float], Tensor | None]) -> float:

@@ -194,7 +194,7 @@ def _wrong(setting: Setting, lock: LockStep, ids: Tensor) -> dict[str, dict[str,
         if not (window.holds(rows) and bool(torch.isfinite(flatten(state[name] for name in referee.names)).all())):
             return
         if watch.gradient is None:
-            found[label] = {Counter.after_poison: 0.0}
+            found[label] = {Counter.after_poison: 0.0} if watch.left_over is None else {Counter.left_by_poison: math.inf}
             return
         cut, sizes = window.in_order(rows), [len(part) for part in arm.seen]
         insides = (WHOLE, *inside_causes(setting).values())

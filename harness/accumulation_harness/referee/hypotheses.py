@@ -108,7 +108,7 @@ def _unclipped(facts: WindowFacts) -> Iterator[Hypothesis]:
     if facts.decay is not None:
         for times in (len(g) - 1, len(g)):
             yield Cause.weight_decay_per_micro_batch, right + times * facts.decay
-    for gradient in _doubled_scale(shares) if facts.loss_scale != 1 else ():  # without a scaler it is 1
+    for gradient in _doubled_scale(shares, num) if facts.loss_scale != 1 else ():  # without a scaler it is 1
         yield Cause.scaler_updated_in_window, gradient
     for divided, summands in ((1, shares), (num, g), (total, [part * count for part, count in zip(g, n, strict=True)])):
         for gradient in _low_precision(summands):
@@ -291,17 +291,18 @@ def _clipped_somewhere(shares: Sequence[Tensor], weights: Sequence[float], consu
             yield from _clipped_within(shares, partial(clipped, max_norm=limit))
 
 
-def _doubled_scale(shares: Sequence[Tensor]) -> Iterator[Tensor]:
+def _doubled_scale(shares: Sequence[Tensor], num: int) -> Iterator[Tensor]:
     """Predict the gradient when the loss scale doubles (or halves) inside the window, after micro-batch k.
 
     Args:
         shares: [P] rightful contribution of each micro-batch.
+        num: Micro-batches of a full window: in a short one the last may be the k-th.
 
     Yields:
         [P] float64: the sum divided by the last scale.
     """
-    for k in range(1, len(shares)):
-        early, late = summed(shares[:k]), summed(shares[k:])
+    for k in range(1, len(shares) + (len(shares) < num)):
+        early, late = summed(shares[:k]), summed(shares[k:]) if shares[k:] else 0.0
         yield early / 2 + late
         yield early * 2 + late
     growing = [share * 2.0 ** (k + 1 - len(shares)) for k, share in enumerate(shares)]
