@@ -253,7 +253,8 @@ class Held:
         for values in reversed(self.states):
             first |= values
         pairs = [(path, value) for values in self.states for path, value in values.items()]
-        moved = {path for path, value in pairs if not np.array_equal(value, first[path], equal_nan=True)}
+        others = [(path, value) for path, value in pairs if value.tobytes() != first[path].tobytes()]  # few: that takes less time
+        moved = {path for path, value in others if not np.array_equal(value, first[path], equal_nan=True)}
         self.fixed = {path: value for path, value in first.items() if path not in moved and value.size == 1}
         self.states = [{path: value for path, value in values.items() if path in moved} for values in self.states]
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import sys
+import sysconfig
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -29,7 +30,10 @@ Namespace = dict[str, Any]
 OWN_REFERENCES = 2  # to a wrapper: from its `Patched`, and as an argument of the function that counts
 COPIED = ("__name__", "__qualname__", "__doc__", "__module__")  # not `functools.wraps`: it would copy `hooked` and the like
 
+LIBRARIES = tuple(sysconfig.get_paths()[where] for where in ("stdlib", "purelib", "platlib"))
+
 _places: dict[Place, Patched] = {}
+_without: dict[frozenset[Any], dict[int, int]] = {}  # functions -> identity and size of a namespace that holds none of them
 _lock = RLock()
 
 
@@ -55,9 +59,8 @@ class Patches:
                     new.append(_places[place])
                 _places[place].wraps += ((self, wrap),)
                 self._taken.append(_places[place])
-            owners = list(sys.modules.values()) if everywhere else [owner for owner, _ in wraps]
-            spaces = [vars(owner) for owner in owners if hasattr(owner, "__dict__")]
-            _exchange(new, [*spaces, *namespaces])
+            _exchange_in_modules(new, list(sys.modules.values()) if everywhere else [owner for owner, _ in wraps])
+            _exchange(new, namespaces)
             if namespaces:  # where those that came before have not looked
                 _exchange((_places[place] for place in wraps), namespaces)
 
@@ -161,6 +164,18 @@ def _put_back_elsewhere(patched: Sequence[Patched]) -> None:
             with suppress(Exception):  # an object that is no place for it
                 if holder is not wrappers:
                     _put_into(holder, one.wrapper, one.original)
+
+
+def _exchange_in_modules(patched: Sequence[Patched], owners: Iterable[Any]) -> None:
+    """As `_exchange`; modules of libraries that held none of these functions are looked through again when they have grown."""
+    functions = frozenset(one.original for one in patched if not isinstance(one.place[0], type))
+    known = _without.setdefault(functions, {})
+    spaces = [getattr(owner, "__dict__", {}) for owner in (owners if functions else ())]
+    fresh = [space for space in spaces if known.get(id(space)) != len(space)]
+    _exchange(patched, fresh)
+    holding = {id(space) for one in patched for space in one.spaces}
+    of_libraries = (space for space in fresh if str(space.get("__file__")).startswith(LIBRARIES))
+    known.update({id(space): len(space) for space in of_libraries if id(space) not in holding})
 
 
 def _exchange(patched: Iterable[Patched], spaces: Iterable[Namespace]) -> None:
