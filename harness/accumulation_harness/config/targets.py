@@ -11,7 +11,8 @@ import os
 import sys
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext, redirect_stdout
+from contextlib import contextmanager, redirect_stdout
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -229,10 +230,17 @@ def _below(folder: str) -> dict[str, Any]:
 
 def _import(name: str, importer: Mapping[str, Any] | None = None, *rest: Any, **more: Any) -> Any:
     """`__import__` where targets of several folders are there: what is imported late is looked for beside who imports it."""
-    file = str((importer or {}).get("__file__", ""))
-    folder = next((one for one in _modules if file.startswith(one + os.sep)), None)
-    with _namespace(folder) if folder else nullcontext():
+    folder = _folder_of(str((importer or {}).get("__file__", "")), len(_modules))
+    if folder is None:
         return _python_import(name, importer, *rest, **more)
+    with _namespace(folder):
+        return _python_import(name, importer, *rest, **more)
+
+
+@lru_cache(maxsize=4096)  # torch imports inside of functions, many times a step
+def _folder_of(file: str, _num_folders: int) -> str | None:
+    """The target's folder that a file is in, of the folders that are known."""
+    return next((one for one in _modules if file.startswith(one + os.sep)), None)
 
 
 def import_file(file: Path, name: str) -> Any:
