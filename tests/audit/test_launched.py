@@ -50,6 +50,7 @@ def test_parts_of_a_model_are_put_together_in_the_order_of_the_reference():
     assert tensors == ["0.weight", "0.bias", "1.weight", "1.bias"]
 
 
+@pytest.mark.slow
 def test_a_fault_of_one_part_is_found():
     report = audited(halves.first_rank, halves.second_rank_not_divided)
     assert report.exit_code == 1

@@ -78,6 +78,7 @@ TEXTS = {name: text for name, (text, _) in WRONG.items()} | {one.name: one.befor
 MENDED = 36  # of these; the others need to know more than the file says
 
 
+@pytest.mark.slow
 def test_what_is_mended_is_told_no_more():
     changed = {name: new for name, text in TEXTS.items() if (new := mended(text, found)) != text}
     for name, new in changed.items():

@@ -40,6 +40,7 @@ def trials(folder):
     return {path.parent.name: json.loads(path.read_text()) for path in folder.glob("results/*/*/trial.json")}
 
 
+@pytest.mark.slow
 def test_a_sweep_over_a_task_its_arguments_and_its_normalisation(folder):
     sweep = ("-m", "workload=custom", "workload.target=mine.py:Images", "+workload.args.width=4,5", "norm=group")
     run = harness(folder, *sweep)

@@ -158,7 +158,7 @@ def watched(loss, divisor=None, *, summed=False, **options):
     return seen.report()
 
 
-@pytest.mark.parametrize("said", (True, False))
+@pytest.mark.parametrize("said", (True, slow(False)))
 @pytest.mark.parametrize("loss", LOSSES, ids=lambda loss: loss.__name__)
 def test_a_loss_of_the_runs_own_is_weighed(loss, said):
     divisor, causes = LOSSES[loss]
