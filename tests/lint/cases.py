@@ -93,6 +93,15 @@ def filled(text, parts):
     return "\n".join(lines)
 
 
+RATE = "total = len(loader) * epochs{by}\ndone = 0\n" + flat(
+    before="for group in optimizer.param_groups:\n    group['lr'] = 1e-3 * done / total", end="done += 1"
+)
+APART = """
+def update(self):
+    clip_grad_norm_(self.net.parameters(), 1.0)
+    self.scaler.step(self.optimizer)
+    self.scaler.update()
+"""
 PREPARED = "lr_scheduler = made()\nmodel, optimizer, lr_scheduler = accelerator.prepare(model, optimizer, lr_scheduler)\n"
 CLIPPED = "if (i + 1) % accumulation_steps == 0:\n    clip_grad_norm_(model.parameters(), 1.0)"
 STEP = """
@@ -248,6 +257,9 @@ WRONG = {  # name -> (source, the one cause)
         "clip_per_micro_batch",
     ),
     "clipped before unscaling": (nested(after="clip_grad_norm_(model.parameters(), 1.0)"), "clip_before_unscale"),
+    "clipped before unscaling, the backward elsewhere": (APART, "clip_before_unscale"),
+    "clipped inside by what one is given": (flat(after="self.grad_clip_fn(model.parameters())"), "clip_per_micro_batch"),
+    "a rate over the micro-batches": (RATE.format(by=""), "schedule_per_micro_batch"),
     "schedule inside": (flat(after="scheduler.step()"), "schedule_per_micro_batch"),
     "average inside": (nested(inside="ema.update(model)"), "ema_per_micro_batch"),
     "average inside, accelerate": (accelerate(after="ema_model.step(model.parameters())"), "ema_per_micro_batch"),
@@ -378,6 +390,9 @@ RIGHT = {
     "clipped once, in its own test": flat(
         after="if (i + 1) % accumulation_steps == 0:\n    clip_grad_norm_(model.parameters(), 1.0)"
     ),
+    "clipped and unscaled apart": APART + "def scale(self):\n    self.scaler.unscale_(self.optimizer)",
+    "what clips is made": flat(after="clip = make_grad_clip(model.parameters())"),
+    "a rate over the steps": RATE.format(by=" // accumulation_steps"),
     "clipped where nothing is scaled": BRANCHES,
     "norm measured": flat(after="norm = clip_grad_norm_(model.parameters(), float('inf'))"),
     "accelerate": accelerate(clip="if accelerator.sync_gradients:\n    accelerator.clip_grad_norm_(model.parameters(), 1.0)"),

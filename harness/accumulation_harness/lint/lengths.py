@@ -54,6 +54,30 @@ def lengths(source: Source, step: ast.AST) -> Iterator[Length]:
             yield from (replace(one, at=one.at or call) for one in found[-1:])  # the warm-up stands before the whole
 
 
+def written(source: Source, target: ast.AST, counters: set[str]) -> Iterator[Length]:
+    """Yield the lengths by which a learning rate is computed of a count: `count / length`, or in a function given both.
+
+    Args:
+        source: The file.
+        target: `group["lr"]`, which is set.
+        counters: What counts the updates, by last identifiers.
+
+    Yields:
+        The lengths.
+    """
+    for rate in (value for place, value in source.writes_rates if place is target):
+        for node in (one for given in (rate, *source.given(rate)) for one in ast.walk(given)):
+            match node:
+                case ast.BinOp(op=ast.Div(), left=left, right=right):
+                    given = [left, right]
+                case ast.Call():
+                    given = node.args if words.last(node.func) in source.functions else []
+                case _:
+                    continue
+            others = [one for one in given if counters.isdisjoint(words.identifiers(one))]
+            yield from (_length(source, one) for one in others if len(others) < len(given))
+
+
 def _length(source: Source, node: ast.expr) -> Length:
     """Return the length that an expression is; each is looked at once, and one that is made from itself says nothing."""
     if node not in source.known:
@@ -76,7 +100,7 @@ def _computed(source: Source, node: ast.expr) -> Length:
                 one.power - (0 if cut else other.power),  # a size that N has divided is a micro-batch's
                 one.counts or cut,
                 node,
-                cut and "len(" not in words.text(left),
+                cut and "len(" not in words.text(left) and words.batch(right) != "piece",
             )
         case ast.BinOp(left=left, right=right):
             return replace(_telling(_length(source, one) for one in (left, right)), at=node)

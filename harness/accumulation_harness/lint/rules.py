@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from accumulation_harness.judge.cause import Cause
 from accumulation_harness.lint import words
 from accumulation_harness.lint.hit import Hit
-from accumulation_harness.lint.lengths import lengths
+from accumulation_harness.lint.lengths import lengths, written
 from accumulation_harness.lint.run import N, Run, runs
 from accumulation_harness.lint.source import Source
 from accumulation_harness.lint.values import Event, Term
@@ -240,7 +240,7 @@ Told = tuple[Hit, tuple[ast.AST, ...]]  # with what has to show it whenever a ru
 
 def _of_run(source: Source, run: Run) -> list[Told]:
     of_accelerate = [(_hit(event.node, *SAID[event.kind]), ()) for event in run.events if event.kind in SAID]
-    return [*_clipped_before(run), *_divided_twice(run), *_foreign(source, run), *of_accelerate]
+    return [*_clipped_before(source, run), *_divided_twice(run), *_foreign(source, run), *of_accelerate]
 
 
 def _of_windows(source: Source, run: Run, found: list[Window]) -> Iterator[Told]:
@@ -298,7 +298,14 @@ def _scale_changed(window: Window) -> Iterator[Told]:
 
 
 def _too_long(source: Source, window: Window) -> Iterator[Told]:
-    """A schedule that advances with the steps was made for as many as there are micro-batches."""
+    """A schedule that advances with the steps was made for as many as there are micro-batches, or is written out so."""
+    counted = Counter(event.name for event in window.all if event.kind == "count")
+    once = {name for name, times in counted.items() if times == 1}
+    for event in (event for event in window.all if event.kind == "rate" and once):
+        for length in written(source, event.node, once):
+            if length.is_of_micro_batches and not length.unsure:
+                sentence = "the rate goes by the count of steps, and by as many as there are micro-batches"
+                yield _hit(event.node, Cause.schedule_per_micro_batch, sentence), ()
     advances = [event for event in window.all if event.kind == "schedule"] or [window.step]
     for event in advances if len(advances) == 1 and window.is_flat else ():
         for made in lengths(source, event.node) if event.loops == window.step.loops else ():
@@ -335,7 +342,7 @@ def _held(source: Source, found: list[Window], usual: int) -> Iterator[Told]:
                     elif new is not None and clears and (window.size > 1 or _are_around(clears.values(), event)):
                         yield _hit(clears.get("deferred", event).node, Cause.gradients_not_cleared, STALE), (event.node,)
                 taken, new = event, None
-    is_made = (source.makes_optimizers and usual > 1) or _is_made_before(found[0])
+    is_made = (source.makes_optimizers and usual > 1) or _is_made_before(source, found[0])
     if len(found) > 1 and not clears and not source.clears and (is_made or _is_of_caller(found[0])):
         yield _hit(found[0].step.node, Cause.gradients_not_cleared, "nothing in this file clears the gradients"), ()
 
@@ -345,13 +352,15 @@ def _are_around(clears: Iterable[Event], step: Event) -> bool:
     return bool(step.loops) and not step.loops[-1][2] and all(len(clear.loops) < len(step.loops) for clear in clears)
 
 
-def _is_made_before(window: Window) -> bool:
-    """Whether the optimizer is made before the loop in which it steps."""
+def _is_made_before(source: Source, window: Window) -> bool:
+    """Whether the optimizer is made before the loop in which it steps, by the function around that."""
     made = re.search(r"@(\d+)_", window.step.name)
     loop = window.step.loops[-1][0] if window.step.loops else None
-    if made is None or not isinstance(loop, ast.stmt):
+    if made is None or not isinstance(loop, ast.For | ast.AsyncFor | ast.While):
         return False
-    return window.is_flat and not loop.lineno <= int(made[1]) <= (loop.end_lineno or 0)
+    line = int(made[1])
+    is_outside = not loop.lineno <= line <= (loop.end_lineno or 0)
+    return window.is_flat and is_outside and source.function_at(line) is source.function_at(loop.lineno)
 
 
 def _is_of_caller(window: Window) -> bool:
@@ -359,7 +368,9 @@ def _is_of_caller(window: Window) -> bool:
     of = words.receiver(window.step.node) if isinstance(window.step.node, ast.Call) else None
     is_optimizer = isinstance(of, ast.Name) and words.OPTIMIZER.search(of.id.lower()) is not None
     is_loop = all(isinstance(loop[0], ast.For | ast.AsyncFor | ast.While) for loop in window.step.loops)
-    is_given = "(" not in window.step.name  # not made here
+    loops = [loop[0] for loop in window.step.loops]
+    set_there = {one.id for loop in loops for one in words.inside(loop, ast.Name) if isinstance(one.ctx, ast.Store)}
+    is_given = "(" not in window.step.name and getattr(of, "id", "") not in set_there  # not made here
     return is_given and is_optimizer and is_loop and window.is_flat and window.is_whole and not _has_closure(window)
 
 
@@ -505,10 +516,10 @@ def _near(one: float, other: float) -> bool:
     return abs(one - other) < 1e-6
 
 
-def _clipped_before(run: Run) -> Iterator[Told]:
+def _clipped_before(source: Source, run: Run) -> Iterator[Told]:
     """Gradients are clipped while the loss scale is still in them, or before they are divided."""
     clips: list[Event] = []
-    scaled = ""
+    scaled = "elsewhere" if source.unscales_nothing else ""  # by the backward before the first that is followed
     for event in run.events:
         match event.kind:
             case "backward":

@@ -168,6 +168,8 @@ class Run:
                 self.give(node.target, self.value(given, names), names, is_literal=isinstance(node.value, ast.Constant))
             case ast.AugAssign():
                 before, by = self.value(node.target, names), self.value(node.value, names)
+                if by == 1 and self.source.writes_rates:
+                    self.happen("count", node, words.last(node.target))
                 if words.last(node.target) == "grad" and isinstance(node.op, ast.Div):
                     self.happen("rescale", node, "")
                 if isinstance(before, Thing) and by == 1:
@@ -299,7 +301,7 @@ class Run:
         if of_loop and value is None:
             value = Thing(name)
         elif self.source.is_number(target) and (
-            isinstance(value, Thing) or (type(value) in (int, Part) and (is_literal or value > 1))
+            isinstance(value, Thing) or (type(value) in (int, float, Part) and (is_literal or value > 1))
         ):
             value = self.number
             self.counts = True
@@ -310,6 +312,8 @@ class Run:
         elif isinstance(target, (ast.Attribute, ast.Subscript)):
             key = self.key(target, self.value(target.value, names))
             self.heap[key] = value
+            if key.endswith(".lr"):
+                self.happen("rate", target, "")
             if key.endswith("require_backward_grad_sync") and isinstance(value, bool):
                 self.synchronised = value
             if key.endswith(".grad") and value is None:
@@ -727,7 +731,7 @@ class Run:
                 return replace(self.loss(first), scaled=label.rpartition(".")[0] if name == "scale" else "")
         if name in THROUGH and args and not isinstance(first, (int, float)):
             return first
-        if name in words.CLIPS:
+        if words.CLIPS.search(name):
             bounds = {one.strip("'\"") for one in map(words.text, (*node.args, *(one.value for one in node.keywords)))}
             is_off = any("clip" in one and value is False for one, value in given.items())
             if not is_off and not bounds & {"inf", "math.inf", "torch.inf", "np.inf", "float('inf')"}:

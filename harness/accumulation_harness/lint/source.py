@@ -19,7 +19,7 @@ from accumulation_harness.system.files import read_file
 
 PYTHON = (".py", ".pyi", ".pyw", "")
 COMMENT = re.compile(r"#\s*accumulation-lint:\s*ignore\s*(?:\[([^\]]*)\])?")
-CLEARS = re.compile(r"\.grad\b|(zero|clear|reset|delete)_?(the_)?grad|deepspeed|set_to_none")
+CLEARS = re.compile(r"\.grad\b|(zero|clear|reset|delete)_?(the_)?grad|deepspeed|set_to_none|dist_autograd")
 MAGIC = re.compile(r"\s*([%!?]|\w[\w.]*\s*\?|[\w, ]+=\s*[!%])")  # lines of a notebook that are no Python
 COUNTED = re.compile(r"(int\()?[\w.\[\]'\"]*mask\w*['\"\]]*\.sum\(\)(\.item\(\))?\)?")  # a count of labels that is kept
 Definition = ast.FunctionDef | ast.AsyncFunctionDef
@@ -29,10 +29,10 @@ LOOPS = (ast.For, ast.AsyncFor, ast.While)
 TOUCHING = {
     "backward", "manual_backward", "step", "optimizer_step", "zero_grad", "accumulate", "no_sync", "unscale_", "div_",
     "loss_scaler",
-} | words.CLIPS  # fmt: skip
+}  # fmt: skip
 EVENTS = {"update", "scale", "append", "update_parameters", "update_ema", "mul_"}
 COMMON = {"state_dict", "load_state_dict", "zero_grad", "train_step", "training_step"}  # of models as well as of trainers
-WORTH_READING = ("backward", "loss_scaler(", "compute_loss", "PreTrainedModel", "LightningModule")
+WORTH_READING = ("backward", "scaler.step(", "loss_scaler(", "compute_loss", "PreTrainedModel", "LightningModule")
 
 
 Asked = TypeVar("Asked")
@@ -156,6 +156,11 @@ class Source:
     def _all(self) -> list[Definition]:
         return list(self.every(DEFINITIONS))
 
+    def function_at(self, line: int) -> Definition | None:
+        """Return the innermost function around a line."""
+        around = (node for node in self._all if node.lineno <= line <= (node.end_lineno or 0))
+        return max(around, key=lambda node: node.lineno, default=None)
+
     def _reaching(self, wanted: set[str]) -> set[str]:
         """Return the names of functions that call one of these, or call one that does."""
         called = {node: set(map(self._callee, words.inside(node, ast.Call))) | _handed_on(node) for node in self._all}
@@ -172,7 +177,8 @@ class Source:
 
     @cached_property
     def _touching(self) -> set[str]:
-        return self._reaching(TOUCHING) | TOUCHING
+        clips = {name for name in (words.last(call.func) for call in self.every(ast.Call)) if words.CLIPS.search(name)}
+        return self._reaching(TOUCHING | clips) | TOUCHING | clips
 
     @cached_property
     def roots(self) -> list[Root]:
@@ -183,7 +189,18 @@ class Source:
         leading = [node for node in outer if node.name.lower() in self._to_backward or self.is_automatic(node)]
         called = {words.last(call.func) for call in self.every(ast.Call)}
         leading.sort(key=lambda node: node.name.lower() in called)
+        leading += [node for node in outer if node not in leading and self.unscales_nothing and self._steps_by_scaler(node)]
         return [*([self.tree] if module else []), *(node for node in leading if node.name not in ("backward", "__init__"))]
+
+    @cached_property
+    def unscales_nothing(self) -> bool:
+        """Whether nothing in the file takes a loss scale out of the gradients."""
+        return "unscale" not in self.text
+
+    @staticmethod
+    def _steps_by_scaler(node: ast.AST) -> bool:
+        calls = [call for call in words.inside(node, ast.Call) if words.last(call.func) == "step"]
+        return any(words.SCALER.search(words.last(words.receiver(call))) for call in calls)
 
     @_remembered
     def loops_over_backward(self, node: ast.AST) -> bool:
@@ -268,8 +285,9 @@ class Source:
 
     @_remembered
     def is_plain(self, loop: ast.AST) -> bool:
-        """Whether a loop does nothing to gradients and sums no losses: one round of it says as much as all."""
-        return not any(
+        """Whether a loop does nothing to gradients, sums no losses and gathers no window: one round of it says as much as all."""
+        gathers = any(map(self.is_number, ast.walk(getattr(loop, "iter", loop)))) if isinstance(loop, ast.For) else False
+        return not gathers and not any(
             (isinstance(one, ast.Call) and words.last(one.func) in self._touching)
             or (isinstance(one, (ast.Call, ast.AugAssign)) and "loss" in words.text(getattr(one, "target", one)).lower())
             or isinstance(one, ast.Break)
@@ -415,6 +433,12 @@ class Source:
         is_set = any(re.search("accelerator|plugin", words.last(one.value)) is None for one in set_by)
         return is_set and self.accelerator_counts_one and "Plugin(" not in self.text
 
+    @cached_property
+    def writes_rates(self) -> list[tuple[ast.expr, ast.expr]]:
+        """Where the file sets learning rates, `group["lr"] = rate`, and what to."""
+        found = [(target, node.value) for node in self.every(ast.Assign) for target in node.targets]
+        return [(target, value) for target, value in found if isinstance(target, ast.Subscript) and _key(target) == "lr"]
+
     @property
     def has_engine(self) -> bool:
         """Whether the file makes an engine of DeepSpeed's, which divides and defers by itself."""
@@ -504,8 +528,8 @@ class Source:
             if changed or is_target or isinstance(above, (ast.AugAssign, ast.BinOp)):
                 return True
         for called in (words.last(node.func) for node in self.every(ast.Call)):
-            name = re.sub("accumulat|scaler$", "", called)
-            if "grad" in name and name not in words.CLIPS and re.search("div|scale|mul|average|normali|reduce|sync_g", name):
+            name = re.sub("accumulat|scaler$", "", called) if called.strip("_") != "grad_scaler" else called  # that one is called
+            if "grad" in name and not words.CLIPS.search(name) and re.search("div|scale|mul|average|normali|reduce|sync_g", name):
                 return True
         return "opacus" in self.text or "horovod" in self.text  # they average by themselves
 

@@ -90,8 +90,10 @@ class Loss:
         return replace(self, terms=tuple(map(change, self.terms)))
 
     def reduced(self, kind: Kind) -> Loss:
-        """Return `loss.sum()` or `loss.mean()`."""
-        return self.each(lambda term: replace(term, kind=term.kind if term.kind in ("model", "mean") else kind))
+        """Return `loss.sum()` or `loss.mean()`: of rows, if it was masked before."""
+        return self.each(
+            lambda term: replace(term, kind=term.kind if term.kind in ("model", "mean") and not term.masked else kind)
+        )
 
     def divided(self, by: Value, text: ast.expr) -> Loss:
         """Return `loss / by`."""

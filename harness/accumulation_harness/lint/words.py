@@ -35,10 +35,9 @@ PIECE = re.compile(r"(micro|mini|sub|chunk)_?(batch|bs)(?!es)")  # the size of a
 CRITERION = re.compile(r"criterion|crit$|loss_?(fn|func|function|fct|module|layer)$")
 FRAMEWORK = re.compile(r"accelerator|fabric|engine|booster|^self$|strategy|trainer|optim")
 LOOKS = re.compile(r"isfinite|isnan|isinf|norm|\.(max|min|abs|mean|shape|dtype|device)\b|isinstance")  # at a gradient
-CLIPS = {
-    "clip_grad_norm_", "clip_grad_norm", "clip_grad_value_", "clip_gradients", "clip_grad_norms", "clip_gradient", "clip_grads",
-    "dispatch_clip_grad", "adaptive_clip_grad", "adaptive_clip_grad_",
-}  # fmt: skip
+CLIPS = re.compile(  # a call that clips gradients, and none that makes or sets up what does
+    r"^(?!_?(get|set|is|has|make|create|build|configure|add|should|use|need|register|log|test)_).*(clip_\w*grad|grad\w*_clip(_fn|_norm)?_?$)"
+)
 LOSSES = {
     "cross_entropy", "mse_loss", "l1_loss", "nll_loss", "smooth_l1_loss", "huber_loss", "binary_cross_entropy",
     "binary_cross_entropy_with_logits", "cosine_embedding_loss", "ctc_loss", "gaussian_nll_loss",
