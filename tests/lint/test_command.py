@@ -75,6 +75,12 @@ def test_a_file_that_names_nothing_of_training_need_be_no_python(folder, capsys)
     assert capsys.readouterr() == ("", "")
 
 
+@pytest.mark.parametrize("name", ["test_trainer.py", "trainer_test.py"])
+def test_hits_in_tests_are_notes(folder, capsys, name):
+    (folder / name).write_text(flat(after="scheduler.step()"))
+    assert main([str(folder), "--fix"]) == 0 and "look: schedule_per_micro_batch" in capsys.readouterr().out
+
+
 def test_a_notebook_is_told_by_cell_and_line(tmp_path, capsys):
     cells = [
         "# Title",

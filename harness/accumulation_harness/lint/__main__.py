@@ -10,6 +10,7 @@ import argparse
 import os
 import sys
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +34,8 @@ LEFT_OUT = {"__pycache__", "node_modules", "site-packages", "build", "dist"}
 def found(source: Source) -> list[Hit]:
     """Return the hits of a module in the order of its lines, without those that a comment silences.
 
+    Those of a test are notes: it may step once to have a state, or do on purpose what is wrong.
+
     Args:
         source: A module.
 
@@ -40,7 +43,7 @@ def found(source: Source) -> list[Hit]:
         The hits.
     """
     told = {hit for rule in RULES for hit in rule(source) if not source.silenced(hit)} if source.is_worth_reading else ()
-    return sorted(told)
+    return sorted(replace(hit, sure=hit.sure and not source.is_test) for hit in told)
 
 
 def files(path: Path) -> Iterator[Path | OSError]:
@@ -99,7 +102,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             source = Source.read(path)
             hits = found(source)
             code = max(code, HITS if any(hit.sure for hit in hits) and not given.write else CLEAN)
-            if given.fix and not source.cells:
+            if given.fix and not (source.cells or source.is_test):
                 new = mended(source.text, found)
                 print("".join(patch(path, source.text, new)), end="")
                 if given.write:

@@ -55,8 +55,8 @@ def _remembered(method: Callable[[Source, Asked], Answer]) -> Callable[[Source, 
 class Source:
     """The text of a module or a notebook, which is parsed when it is first asked about."""
 
-    def __init__(self, text: str, cells: list[tuple[int, int]] | None = None) -> None:
-        self.text = text
+    def __init__(self, text: str, cells: list[tuple[int, int]] | None = None, *, is_test: bool = False) -> None:
+        self.text, self.is_test = text, is_test
         self.known: dict[Any, Any] = {}
         self.cells = cells or []  # of a notebook: number and first line of each cell of code
 
@@ -76,7 +76,8 @@ class Source:
         if path.suffix not in PYTHON:
             raise ValueError(f"one that is called {path.suffix}")
         encoding, _ = tokenize.detect_encoding(io.BytesIO(content).readline)
-        return cls(io.TextIOWrapper(io.BytesIO(content), encoding).read())
+        is_test = path.stem.startswith("test_") or path.stem.endswith("_test")
+        return cls(io.TextIOWrapper(io.BytesIO(content), encoding).read(), is_test=is_test)
 
     @property
     def is_worth_reading(self) -> bool:
