@@ -155,7 +155,7 @@ def audit_groups():
     sample = [*(train for k, (causes, train) in enumerate(kinds.items()) if len(causes) < 2 or k % 5 == 0), *RIGHT[::12]]
     return [
         *(
-            group(train, (4,), name=f"{train.__name__} / N=4", quick=train in sample or k % 3 == 0)
+            group(train, (4,), name=f"{train.__name__} / N=4", quick=train in sample or k % 6 == 0)
             for k, train in enumerate((*misjudged.RIGHT, *misjudged.WRONG, *sample))
         ),
         *(group(train, (4,), (2, 8, 16)) for train in (*RIGHT, *WRONG)),

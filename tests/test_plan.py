@@ -25,6 +25,7 @@ def test_a_budget_that_is_none(text):
         plan.parse_bytes(text)
 
 
+@pytest.mark.slow
 def test_the_plan_holds_for_the_step_itself(capsys):
     """Measured at 8 and 16 samples, predicted for 96: what a step with the planned b takes is what was predicted."""
     config = trial("effective_batch=192 accumulation_steps=[1]")

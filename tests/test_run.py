@@ -138,7 +138,7 @@ EQUIVALENCE = {
 }
 
 
-@pytest.mark.parametrize("arguments", one_in(3, EQUIVALENCE))
+@pytest.mark.parametrize("arguments", one_in(5, EQUIVALENCE))
 def test_the_command_line_restricts_or_replaces_axes_of_a_named_grid(command, arguments):
     code, configs = command("+experiment=equivalence", *arguments.split())
     assert (code, len(configs)) == (0, EQUIVALENCE[arguments])

@@ -118,6 +118,7 @@ def means_of_means(batch_size, accumulation_steps):
             optimizer.apply([p.grad for p in model.parameters() if p.grad is not None])
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("keras")
 def test_what_an_earlier_audit_has_left_behind_changes_no_finding():
     first, second = [audited(means_of_means) for _ in range(2)]

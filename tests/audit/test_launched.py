@@ -58,6 +58,7 @@ def test_a_fault_of_one_part_is_found():
     assert off == {"0.weight", "0.bias"}
 
 
+@pytest.mark.slow
 def test_replicas_are_compared_with_each_other():
     report = audited(halves.whole, halves.whole)
     assert report.equivalent and not any("parts of one model" in line for line in report.hidden), str(report)

@@ -145,7 +145,7 @@ STATE = {
 }
 
 
-@pytest.mark.parametrize("name", one_in(4, STATE))
+@pytest.mark.parametrize("name", one_in(8, STATE))
 def test_state_that_changes_once_is_found(name):
     row = judged(*STATE[name])
     inherent = {"batch_statistics", "stochastic_layers"}

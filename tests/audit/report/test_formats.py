@@ -53,6 +53,7 @@ def wrong(folder):
     return folder.name == WRONG
 
 
+@pytest.mark.slow
 def test_annotations_and_summary_of_a_job(folder, wrong):
     code, out, err = json.loads((folder / "answer").read_text())
     commands = [line for line in out.splitlines() if line.startswith("::")]
