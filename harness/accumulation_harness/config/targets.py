@@ -11,7 +11,7 @@ import os
 import sys
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, redirect_stdout
+from contextlib import contextmanager, nullcontext, redirect_stdout
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -231,9 +231,7 @@ def _below(folder: str) -> dict[str, Any]:
 def _import(name: str, importer: Mapping[str, Any] | None = None, *rest: Any, **more: Any) -> Any:
     """`__import__` where targets of several folders are there: what is imported late is looked for beside who imports it."""
     folder = _folder_of(str((importer or {}).get("__file__", "")), len(_modules))
-    if folder is None:
-        return _python_import(name, importer, *rest, **more)
-    with _namespace(folder):
+    with _namespace(folder) if folder else nullcontext():
         return _python_import(name, importer, *rest, **more)
 
 

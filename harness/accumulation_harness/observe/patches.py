@@ -60,9 +60,7 @@ class Patches:
                 _places[place].wraps += ((self, wrap),)
                 self._taken.append(_places[place])
             _exchange_in_modules(new, list(sys.modules.values()) if everywhere else [owner for owner, _ in wraps])
-            _exchange(new, namespaces)
-            if namespaces:  # where those that came before have not looked
-                _exchange((_places[place] for place in wraps), namespaces)
+            _exchange([_places[place] for place in wraps], namespaces)  # where those that came before have not looked either
 
     def follow(self) -> None:
         """The observed run goes on in this thread."""
